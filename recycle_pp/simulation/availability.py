@@ -1,10 +1,10 @@
 """The machines that are up at each time: read from a file, or drawn at random.
 
-    there = read("spot-trace.csv", seed=1)                  # counts, or machines by name; ValueError for a bad file
+    there = read("spot-trace.csv", seed=1)                  # counts, or machines by name; ValueError if malformed
     there = draw(machines=24, seconds=30 * DAY, mtbf=2 * HOUR, repair=20 * MINUTE, seed=1)
     for change in there.changes: change.at, change.machine, change.up
 
-A file is a CSV with a header. Its first column is a time in hours, minutes or seconds. There are two kinds:
+A file is a CSV with a header. Its first column is a time in hours, minutes or seconds. There are two kinds of file:
 
     hour,gpus_alive           number of machines from then on; the seed decides which machines die
     hour,machine,up           this machine is up (1) or down (0) from then on; before its first row it is up
@@ -70,7 +70,7 @@ class Availability:
 
 
 def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Availability:
-    """The availability in a CSV file of either kind.
+    """Reads the availability from a CSV file of either kind.
 
     machines: number of machines. None: the largest count in the file, or the number of different machines in it.
 
@@ -93,7 +93,7 @@ def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Ava
         counts = [int(float(row[1])) for row in body]
     except (ValueError, LookupError, OverflowError) as error:
         raise ValueError(
-            f"--trace {path}: a CSV with the columns hour, count or hour, machine, up is needed (also minute, second); "
+            f"--trace {path}: must be a CSV with the columns hour, count or hour, machine, up (also minute, second); "
             f"{error}"
         ) from None
     return _of_counts(times, counts, machines, random.Random(f"availability {seed}"))
@@ -102,7 +102,7 @@ def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Ava
 def _of_counts(times: list[float], counts: list[int], machines: int | None, rng: random.Random) -> Availability:
     most = max(counts) if machines is None else machines
     if max(counts) > most or min(counts) < 0:
-        raise ValueError(f"--machines {most}: the trace has between {min(counts)} and {max(counts)}")
+        raise ValueError(f"--machines {most}: the trace has between {min(counts)} and {max(counts)} machines")
     up = list(range(most))
     rng.shuffle(up)
     down = up[counts[0] :]
@@ -122,7 +122,7 @@ def _of_machines(times: list[float], rows: list[tuple[str, str]], machines: int 
     numbers = {name: k for k, name in enumerate(dict.fromkeys(name for name, _ in rows))}
     most = len(numbers) if machines is None else machines
     if most < len(numbers):
-        raise ValueError(f"--machines {most}: the trace names {len(numbers)}")
+        raise ValueError(f"--machines {most}: the trace names {len(numbers)} machines")
     words = {"1": True, "up": True, "true": True, "0": False, "down": False, "false": False}
     up: dict[int, bool] = {}
     changes = []

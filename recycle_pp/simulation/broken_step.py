@@ -3,7 +3,7 @@
     broken = BrokenSteps(times)
     broken.excess((6, 6, 6, 6), layout, stage=2)       # seconds, without the stall
 
-The plan of the step is cut at the moment of the death, and the dead worker's record of done ops is dropped. Then
+The plan of the step is cut at the moment of the death, and the dead worker's record of completed ops is dropped. Then
 `protocol.ledger.remainder` computes the remaining ops and the planner plans them, as in a real recovery."""
 
 from __future__ import annotations

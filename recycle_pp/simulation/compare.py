@@ -31,11 +31,11 @@ class Comparison:
 def compare(
     job: Job, there: Availability, costs: Costs, names: Sequence[str], *, seed: int = 0, plans: int = 64
 ) -> Comparison:
-    """The outcome of each policy.
+    """Returns the outcome of each policy.
 
     names  policies to simulate
     seed   seed of the random choices of policies
-    plans  maximum number of memberships to plan. Those that last longest are planned"""
+    plans  maximum number of memberships to plan; those that last longest are planned"""
     times = StepTimes(job, plans)
     world = World(times, costs, there.seconds / max(1, there.losses), seed)
     broken = BrokenSteps(times)

@@ -1,4 +1,4 @@
-"""The costs of a machine's loss, of its return, and of a checkpoint. Some are measured, the others are assumed.
+"""The costs of losing a machine, of its return, and of a checkpoint. Some are measured; the others are assumed.
 
 costs = Costs(recovery=Recovery.load("bench/out/recovery-fork-sleep.json"), bandwidth=2.5e9)
 costs.recovery.stall(rng), costs.transfer(16e9)
@@ -36,7 +36,7 @@ class Recovery:
     def load(cls, path: str | Path) -> Recovery:
         """Reads the stalls from an output file of bench/recovery.py. Takes `returns` from `measured()`.
 
-        Raises ValueError if the file has other content, OSError if it cannot be read.
+        Raises ValueError if the file has different content, OSError if it cannot be read.
         """
         try:
             data = json.loads(Path(path).read_text())
@@ -45,7 +45,7 @@ class Recovery:
             if not stalls:
                 raise ValueError
         except (ValueError, LookupError, TypeError):
-            raise ValueError(f"--recovery {path}: a file of bench/recovery.py with deaths is needed") from None
+            raise ValueError(f"--recovery {path}: must be an output file of bench/recovery.py with deaths") from None
         return cls(stalls, measured().returns, f"{len(stalls)} recoveries of {path} ({launcher})")
 
 

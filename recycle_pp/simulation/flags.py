@@ -58,7 +58,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         metavar="F=0.1,I=0.1,W=0.1",
         help="seconds of each op: one number, or one for each stage (F=1/1/2/1)",
     )
-    add("--profile", metavar="RUN", help="a run folder: its measured durations, shape and sizes")
+    add("--profile", metavar="RUN", help="a run folder, for its measured durations, shape and sizes")
     add("--model", help="a preset of the trainer (gpt124m, llama1b) on a --gpu, from its data sheet")
     add("--gpu", choices=tuple(GPUS))
     add("--microbatch-size", type=int, default=1, help="with --model: samples in a micro-batch (default 1)")
@@ -69,15 +69,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     add("--bandwidth", default="2.5GB", help="bytes per second to a joining worker (default 2.5GB)")
     for name in TIMES:
         add(f"--{name}", default=f"{getattr(usual, name):g}s", help=f"(default {getattr(usual, name):g}s)")
-    add("--recovery", help="a file of bench/recovery.py, instead of the measurements for this version")
+    add("--recovery", help="an output file of bench/recovery.py, instead of the measurements for this version")
     add(
         "--moves",
         metavar="RUN",
-        help="measured moves of layers: a run folder, or a file of bench/moves.py, instead of those of this version",
+        help="measured moves of layers: a run folder, or a file of bench/moves.py (default: those of this version)",
     )
     add = parser.add_argument_group("result").add_argument
     add("--policy", default="all", help=f"one or more of {', '.join(NAMES)}, comma-separated (default all)")
-    add("--plans", type=int, default=64, help="most memberships to plan; the others are estimated (default 64)")
+    add("--plans", type=int, default=64, help="maximum number of memberships to plan (default 64)")
     add("--json", metavar="FILE", help="write the figures of every policy")
     add("--replay", nargs="?", const="4m", metavar="TIME", help="run a real, emulated job through the trace in TIME")
     add(
@@ -86,7 +86,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         help="CSV: kind, price, interruptions_per_hour[, speed, limit]",
     )
     add("--best", action="store_true", help="find the best pipelines x stages x micro-batches for these machines")
-    add("--capacity", help="with --best: bytes of a machine for a worker's state (60GB)")
+    add("--capacity", help="with --best: bytes that a machine has for a worker's state (60GB)")
     add(
         "--fleet",
         type=float,
@@ -104,7 +104,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def policies_of(text: str) -> list[str]:
-    """The policies given by --policy. Raises ValueError for an unknown one."""
+    """The policies given by --policy. Raises ValueError for an unknown policy."""
     names = list(NAMES) if text == "all" else text.split(",")
     for name in names:
         if name not in NAMES:
@@ -133,7 +133,7 @@ def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
         raise ValueError(f"{missing[0]} is needed")
     if given.model or given.gpu:
         if not (given.model and given.gpu):
-            raise ValueError("--model and --gpu go together")
+            raise ValueError("--model and --gpu must be given together")
         _refuse(given, ("layers", "durations"), "--model and --gpu determine the layers and their durations")
         size = {"microbatch_size": given.microbatch_size, "utilization": given.utilization}
         return job_on(given.model, given.gpu, **shape, **size, worker_bytes=state, **other)
@@ -151,7 +151,7 @@ def _refuse(given: argparse.Namespace, names: Iterable[str], reason: str) -> Non
 def availability_of(given: argparse.Namespace, workers: int) -> Availability:
     """The machines of the trace, or random ones. workers: default number of machines."""
     if (given.trace is None) == (given.mtbf is None):
-        raise ValueError("either --trace FILE or --mtbf TIME is needed, for the machines")
+        raise ValueError("--trace FILE or --mtbf TIME must describe the machines")
     if given.machines is not None and given.machines < 1:
         raise ValueError("--machines must be at least 1")
     if given.trace:
@@ -171,7 +171,7 @@ def _group(text: str) -> tuple[int, float]:
 
 
 def costs_of(given: argparse.Namespace) -> Costs:
-    """The costs. Recoveries and moves of layers are measured, the others are set by flags."""
+    """The costs. Recoveries and moves of layers are measured; the other costs are set by flags."""
     times: dict[str, Any] = {name: parse_seconds(getattr(given, name), f"--{name}") for name in TIMES}
     costs = Costs(bandwidth=parse_size(given.bandwidth, "--bandwidth"), **times)
     if given.recovery:

@@ -99,7 +99,7 @@ def cheapest(kinds: Sequence[Kind], target: float, *, repair: float, lost: float
         bounds=Bounds(0, limit),
     )
     if found.x is None:
-        raise ValueError("--fleet: within the limits of --prices no machines reach the target")
+        raise ValueError("--fleet: no fleet within the limits of --prices reaches the target")
     return of(kinds, tuple(round(n) for n in found.x), repair=repair, lost=lost)
 
 

@@ -57,7 +57,7 @@ def job_on(
         raise ValueError("--utilization must be above 0 and at most 1")
     m = compose([f"model={model}"]).model
     if not m.own or not isinstance(m.layers, int):
-        raise ValueError(f"--model {model}: only the project's own models, whose sizes are known, can be simulated")
+        raise ValueError(f"--model {model}: must be one of the project's own models, whose sizes are known")
     tokens = microbatch_size * m.sequence
     inner = parameters(m, range(1, 2)) if m.layers > 2 else parameters(m, range(m.layers)) / m.layers
     ends = m.vocabulary * m.width

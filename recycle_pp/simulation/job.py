@@ -18,7 +18,8 @@ from recycle_schedules.layers import TIMES, Layout
 from recycle_schedules.op_kinds import SPLIT
 
 Shape = tuple[int, ...]
-"""Number of live workers of each stage: (P,). A plan's length depends on nothing else, since pipelines are alike."""
+"""Number of live workers of each stage: (P,). A plan's length depends on nothing else, because all pipelines are
+alike."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +53,21 @@ class Job:
 
         Raises ValueError for an impossible job."""
         if layers < stages:
-            raise ValueError(f"--layers {layers}: at least one for each of the {stages} stages is needed")
+            raise ValueError(f"--layers {layers}: each of the {stages} stages needs at least one")
         layout = even(layers, stages)
         given: dict[str, Any] = {**dict.fromkeys(SPLIT, 0.1), **(durations or {})}
         each: dict[str, list[float]] = {}
         for kind, value in given.items():
             of_stages = list(value) if isinstance(value, Sequence) else [value * n * stages / layers for n in layout]
             if len(of_stages) != stages:
-                raise ValueError(f"--durations {kind}: one number, or one for each of the {stages} stages")
+                raise ValueError(f"--durations {kind}: must be one number, or one for each of the {stages} stages")
             each[kind] = [t / n for t, n in zip(of_stages, layout, strict=True) for _ in range(n)]
         problem = Problem(
             pipelines=pipelines, stages=stages, microbatches=microbatches, layers=each,
             memory_limit=memory, optimizer=optimizer, send=send, allreduce=allreduce,
         )  # fmt: skip
         if not any(t for kind in SPLIT for t in each[kind]):
-            raise ValueError("--durations: F, I and W are 0; at least one of them must be above 0")
+            raise ValueError("--durations: at least one of F, I and W must be above 0")
         return cls(problem, (worker_bytes * stages / layers,) * layers, **other)
 
     def faster(self, speed: float) -> Job:
@@ -76,15 +77,15 @@ class Job:
         return replace(self, problem=self.problem.replace(layers=layers))
 
     def reshaped(self, pipelines: int, stages: int) -> Job:
-        """The same layers and global batch in another shape. Micro-batches per pipeline are rounded up."""
+        """The same layers and global batch in a different shape. Micro-batches per pipeline are rounded up."""
         each = -(-self.total // pipelines)
         problem = self.restaged(stages, pipelines=pipelines, microbatches=each)
         tokens = self.tokens * pipelines * each // self.total
         return replace(self, problem=problem, tokens=tokens)
 
     def restaged(self, stages: int, **keys: Any) -> Problem:
-        """The problem with another number of stages, and with these keys. If each stage had its own time to sum
-        gradients, all new stages take the mean."""
+        """The problem with a different number of stages, and with these keys. If each stage had its own time to sum
+        gradients, all new stages get the mean."""
         sums = self.problem.allreduce
         if stages != self.stages and isinstance(sums, Sequence):
             keys["allreduce"] = fmean(sums)

@@ -62,14 +62,14 @@ def job_of(
         tokens = 0
     measured_stages = len(durations[OpKind.FORWARD])
     if stages not in (None, measured_stages):
-        raise ValueError(f"--stages {stages}: the profile has {measured_stages}")
+        raise ValueError(f"--stages {stages}: the profile has {measured_stages} stages")
     if layout := tuple(measured.get("layout", ())):  # layout when measured; the simulated job starts with an even one
         if len(layout) != measured_stages or min(layout) < 1:
             raise UnreadableFile(profile, "layout must give the number of layers of every stage")
         start = even(sum(layout), measured_stages)
         durations = {kind: relaid(times, layout, start) for kind, times in durations.items()}
     if pipelines is None or microbatches is None:
-        raise ValueError("--pipelines and --microbatches are needed: there is no config.yaml beside the profile")
+        raise ValueError("--pipelines and --microbatches are needed: there is no config.yaml next to the profile")
     return Job.of(
         pipelines=pipelines, stages=measured_stages, microbatches=microbatches, layers=layers or 96,
         durations=durations, worker_bytes=worker_bytes or 16e9, memory=memory, optimizer=optimizer,

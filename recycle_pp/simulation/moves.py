@@ -35,7 +35,7 @@ class Moved(TypedDict):
     seconds         time from the start of the move to the switch
     step_seconds    planned duration of a step before the switch
     stall_seconds   time for which the switch stalled all workers
-    slowed          share by which steps during the move took longer (median). None if too few steps can be compared
+    slowed          share by which steps during the move took longer (median); None if too few steps can be compared
     """
 
     bytes: int
@@ -70,8 +70,8 @@ class Moves:
 
     @classmethod
     def of(cls, moved: Sequence[Moved], source: str) -> Moves:
-        """The costs, from at least one measured move. If steps were compared in none of them, `slowed` is the value
-        that the trainer assumes."""
+        """The costs, from at least one measured move. If no move has a comparison of steps, `slowed` is the value that
+        the trainer assumes."""
         slowed = [move["slowed"] for move in moved if move["slowed"] is not None]
         return cls(
             steps=median(move["seconds"] / move["step_seconds"] for move in moved),
@@ -84,7 +84,7 @@ class Moves:
     def load(cls, path: str | Path) -> Moves:
         """The moves of a run folder, or of an output file of bench/moves.py.
 
-        Raises ValueError if there is no move, or if the file has other content, OSError if it cannot be read.
+        Raises ValueError if there is no move or the file has different content, OSError if it cannot be read.
         """
         if Path(path).is_dir():
             if moved := moves_of(RunReader(path)):
@@ -93,7 +93,7 @@ class Moves:
         try:
             return cls.of(json.loads(Path(path).read_text())["moves"], str(path))
         except (ValueError, LookupError, TypeError, ZeroDivisionError):
-            raise ValueError(f"--moves {path}: a run folder or a file of bench/moves.py is needed") from None
+            raise ValueError(f"--moves {path}: must be a run folder or an output file of bench/moves.py") from None
 
 
 def measured() -> Moves:

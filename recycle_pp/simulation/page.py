@@ -1,4 +1,4 @@
-"""A comparison as one self-contained html page: picture, table and assumptions. No network, no script.
+"""A comparison as one self-contained html page: picture, table and assumptions. Needs no network and no script.
 
 page.save(comparison, "report.html")
 """

@@ -41,7 +41,7 @@ BARS = {
     "away": "#D5D8DD",
 }
 HATCHES = {"recovering": "xxxx", "redone": "////", "idle": "....", "away": "\\\\\\\\"}
-WORDS = {"schedule": "bubbles, uneven loads", "away": "not there"}
+WORDS = {"schedule": "bubbles, uneven loads", "away": "down"}
 POINTS = 80
 """Number of intervals of a curve, which shows the mean over each interval. Shorter intervals would not be visible."""
 

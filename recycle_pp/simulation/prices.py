@@ -50,13 +50,13 @@ def read_prices(path: str | Path) -> list[Kind]:
     try:
         kinds = [_kind(row) for row in rows]
         if not kinds:
-            raise ValueError("it has no row")
+            raise ValueError("it has no rows")
         if len({kind.name for kind in kinds}) < len(kinds):
             raise ValueError("a kind has more than one row")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"--prices {path}: a CSV with the columns kind, price, interruptions_per_hour and, if wanted, speed and "
-            f"limit is needed; {error}"
+            f"--prices {path}: must be a CSV with columns kind, price, interruptions_per_hour and optionally speed, "
+            f"limit; {error}"
         ) from None
     return kinds
 
@@ -71,5 +71,5 @@ def _kind(row: dict[str, str]) -> Kind:
     )  # fmt: skip
     fine = kind.dollars_an_hour >= 0 and kind.interruptions >= 0 and kind.speed > 0 and (kind.limit or 0) >= 0
     if not fine or not all(map(math.isfinite, (kind.dollars_an_hour, kind.interruptions, kind.speed))):
-        raise ValueError(f"{kind.name}: prices and interruptions are at least 0, a speed is above 0")
+        raise ValueError(f"{kind.name}: price and interruptions must be at least 0, and speed above 0")
     return kind

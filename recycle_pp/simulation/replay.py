@@ -5,7 +5,7 @@
 
 torchrun starts the trainer with `emulate=sleep`: processes, messages and recoveries are real, and only ops sleep.
 `recycle_pp.chaos` kills workers and holds them back while they are down. It prints which workers it killed and when, so
-that the same changes can be simulated.
+that the simulation can repeat these changes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def replay(
 ) -> Replayed:  # fmt: skip
     """Runs a job of D x P local workers. The number of live workers follows `there`, scaled to D x P.
 
-    Blocks for `seconds` plus the start and end of the job.
+    Blocks for `seconds`, and for the start and end of the job.
 
     folder  parent of the run folder
     more    further settings of the trainer, for instance `schedule.rebalance=auto` and `model.layers`
@@ -112,10 +112,10 @@ def _counts(job: Job, there: Availability, seconds: float) -> Iterator[tuple[flo
 
 
 def _settings(job: Job, run: RunFolder) -> list[str]:
-    times = job.problem.model.durations(even(job.problem.model.count, job.stages))  # the layout of the start
+    times = job.problem.model.durations(even(job.problem.model.count, job.stages))  # the initial layout
     alike = {kind: set(times[kind]) for kind in SPLIT}
     if any(max(found) > min(found) * (1 + 1e-9) for found in alike.values()):
-        raise ValueError("--replay: the stages of an emulated job take equal times")
+        raise ValueError("--replay: the job's stages take different times, which cannot be emulated")
     limit = job.problem.memory_limit
     known = [f"emulate.{kind}={min(found)}" for kind, found in alike.items()]
     return [

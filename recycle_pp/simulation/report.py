@@ -1,6 +1,6 @@
 """The result of a comparison, as a table, as JSON, and in sentences.
 
-console.print(table([comparison]))                 # one comparison: all its figures; several: one figure of each
+console.print(table([comparison]))                 # one comparison: all its figures; several: one figure each
 as_json(comparison) == {"policies": {"restart": {"relative": 0.53, ...}, ...}}
 for sentence in (*summary(comparison), *remarks(comparison)): print(sentence)
 """
@@ -87,7 +87,7 @@ def summary(comparison: Comparison) -> list[str]:
     shares = {name: outcome.relative for name, outcome in comparison.outcomes.items()}
     out = []
     if DEFAULT in shares:
-        out.append(f"recycle_pp re-routes ({DEFAULT}): {shares[DEFAULT]:.3f} of the throughput of 1F1B without a loss")
+        out.append(f"recycle_pp re-routes ({DEFAULT}): {shares[DEFAULT]:.3f} of the throughput of fault-free 1F1B")
     if MOVING in shares:
         out.append(f"with schedule.rebalance=auto it also moves layers ({MOVING}): {shares[MOVING]:.3f}")
     others = [name for name in shares if name not in (DEFAULT, MOVING, "bound")]
@@ -103,13 +103,13 @@ def remarks(comparison: Comparison) -> list[str]:
     p = job.problem
     share = there.mean / job.workers
     out = [
-        f"{p.pipelines} x {p.stages} workers, {p.counts[0]} micro-batches a pipeline, {p.model.count} layers; a "
+        f"{p.pipelines} x {p.stages} workers, {p.counts[0]} micro-batches per pipeline, {p.model.count} layers; a "
         f"fault-free step of 1F1B takes {format_seconds(times.reference)} ({job.source})",
         f"{there.machines} machines for {format_seconds(there.seconds)}: {there.losses} losses, {there.mean:.1f} up "
         f"on average ({share:.1%} of the job's workers)",
         f"stalls: {costs.recovery.source}",
         *([moves_in_words(costs.moves)] if MOVING in comparison.outcomes else []),
-        f"assumed: a worker's state {format_size(job.state_bytes(job.layout))} at {format_size(costs.bandwidth)}/s, "
+        f"assumed: a worker's state of {format_size(job.state_bytes(job.layout))} at {format_size(costs.bandwidth)}/s, "
         f"start {format_seconds(costs.start)}, restart {format_seconds(costs.restart)}, checkpoint "
         f"{format_seconds(costs.checkpoint)}, spare {format_seconds(costs.swap)}, Oobleck and Bamboo reconfigure "
         f"{format_seconds(costs.reconfigure)}",
@@ -125,7 +125,7 @@ def remarks(comparison: Comparison) -> list[str]:
 def moves_in_words(moves: Moves) -> str:
     """The measured costs of moves of layers, with their source."""
     return (
-        f"moves of layers: {moves.source}; beside the transfer a move takes {moves.steps:.2f} steps, which are "
+        f"moves of layers: {moves.source}; in addition to the transfer a move takes {moves.steps:.2f} steps, which are "
         f"{moves.slowed:.1%} slower, and its switch stalls all workers for {format_seconds(moves.switch)} (medians)"
     )
 

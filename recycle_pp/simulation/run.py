@@ -21,11 +21,11 @@ from .job import Job
 from .step_times import Key
 
 CAUSES = ("away", "idle", "recovering", "checkpoints", "redone", "schedule")
-"""The causes of lost time of the workers:
+"""The causes of lost worker time:
 
 away          machines that are down
-idle          machines that are up and do not take part: they start, receive state, stand by, or wait
-recovering    stall of all workers after a change
+idle          machines that are up but do not take part: they start, receive state, stand by, or wait
+recovering    stalls of all workers after a change
 checkpoints   writing checkpoints
 redone        work that was discarded and has to be redone
 schedule      bubbles, uneven loads and redundant work

@@ -41,7 +41,7 @@ def best_shapes(
 
     capacity: bytes that a machine has for a worker's state, without activations
 
-    Raises ValueError if a single layer does not fit, or if no number of stages does.
+    Raises ValueError if a single layer does not fit, or if no number of stages fits.
     """
     found = []
     for pipelines, stages in _candidates(job, there, capacity):
@@ -59,5 +59,5 @@ def _candidates(job: Job, there: Availability, capacity: float) -> list[tuple[in
         if job.reshaped(1, stages).state_bytes(job.reshaped(1, stages).layout) <= capacity:
             out |= {(min(job.total, max(1, int(n // stages))), stages) for n in (there.machines, there.mean)}
     if not out:
-        raise ValueError(f"--capacity: no number of stages up to {DEEPEST} makes a stage fit into a machine")
+        raise ValueError(f"--capacity: with up to {DEEPEST} stages, no stage fits into a machine")
     return sorted(out)

@@ -8,7 +8,7 @@
     times.plan(spent)                        # makes plans for the memberships that lasted longest
 
 The duration of a plan depends only on the membership, so each plan is made once. A month of a thousand machines still
-has tens of thousands of memberships, and most last for seconds. So a simulation runs twice:
+has tens of thousands of memberships, most of which last for seconds. A simulation therefore runs twice:
 
 1. With estimates from the *load* (the work of the busiest worker), to find out how long each membership lasts.
 2. With plans for the memberships that lasted longest. The step time of any other membership is estimated as its load
@@ -37,7 +37,8 @@ Key = tuple[Shape, Layout]
 
 SEARCHED, SMALL = 24, 1500
 """In jobs of up to `SMALL` ops per step, the `SEARCHED` longest-lasting memberships get a search over layouts. All
-others get the plan of the most even layout. In larger jobs, its step is within 0.4 % of the step found by a search."""
+others get the plan of the most even layout. In larger jobs, the step of this plan is within 0.4 % of the step that a
+search finds."""
 
 
 class StepTimes:
@@ -72,7 +73,7 @@ class StepTimes:
     # ---- schedules of recycle_pp
 
     def layout(self, shape: Shape) -> Layout:
-        """The layout for the membership: that of its plan or, without a plan, the one with the most even load."""
+        """The layout for the membership: that of its plan or, without a plan, the layout with the most even load."""
         if shape not in self._layouts:
             self._layouts[shape] = self._even(shape)
         return self._layouts[shape]
@@ -108,7 +109,7 @@ class StepTimes:
         self.covered = sum(spent[key] for key in ranked[: self.most]) / (sum(spent.values()) or 1.0)
 
     def _learn(self, moved: bool) -> float:
-        """Updates the median ratio of plan to load. Returns the mean relative deviation from it.
+        """Updates the median ratio of plan to load. Returns the mean relative deviation from this median.
 
         moved: whether to use the plans in which layers have moved from the initial layout, or the other plans"""
         mine = self.job.layout

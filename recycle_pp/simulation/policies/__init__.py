@@ -1,6 +1,6 @@
 """The reactions of training systems to lost machines: one class for each system.
 
-for policy in policies("rebalanced", world, there, broken): ...     # of several variants, the best outcome counts
+for policy in policies("rebalanced", world, there, broken): ...     # if there are several variants, the best one counts
 """
 
 from __future__ import annotations

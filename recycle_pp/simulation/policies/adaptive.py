@@ -1,4 +1,4 @@
-"""recycle_pp: peers take over the micro-batches of dead workers within the step, and layers may move as well."""
+"""recycle_pp: peers take over the micro-batches of dead workers within the step, and layers may move."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .base import Base, World
 class Rerouted(Base):
     """The policy of the trainer.
 
-    - A death costs the measured stall and the extra time to redo the lost ops (`broken_step`). From then on steps
-      follow the plan for the remaining workers.
-    - A joining machine takes the vacant place at the stage with the fewest workers. A peer sends the state while
+    - A death costs the measured stall and the extra time to redo the lost ops (`broken_step`). After that, steps follow
+    the plan for the remaining workers.
+    - A joining machine takes a vacant place at the stage with the fewest workers. A peer sends the state while
       training continues, and the machine takes part from the next commit.
     - If a stage loses all its workers, workers of other stages move there, all workers load the newest checkpoint, and
       the steps after it are redone.
@@ -38,7 +38,7 @@ class Rerouted(Base):
         self.ranks: dict[int, int] = {}  # machine -> rank, of machines that take part or are joining
         self.joining: set[int] = set()
         self.waiting: list[int] = []  # machines without a place
-        self.attempts: Counter[int] = Counter()  # machine -> number that grows when its scheduled join becomes void
+        self.attempts: Counter[int] = Counter()  # machine -> number that grows when its scheduled join becomes invalid
         self.version = 0  # grows with every change of the membership
         self.saved = 0.0  # number of steps in the newest checkpoint
         run.later(self.save_every, self._save)
@@ -168,8 +168,8 @@ class Respawned(Rerouted):
     """`Rerouted` for a replay, in which only processes die. A returning process takes its former rank (machine k
     is rank k).
 
-    `recycle_pp.chaos` never kills the last member of a stage. So if the last member dies in the simulation although a
-    worker is joining the stage, that worker had already joined in reality."""
+    `recycle_pp.chaos` never kills the last member of a stage. If in the simulation the last member dies while a worker
+    is joining, that worker must already have joined in reality."""
 
     def _place_of(self, machine: int, best: int) -> int:
         return machine if machine in self.free else best
@@ -194,8 +194,8 @@ class Rebalanced(Rerouted):
 
     AGAIN = 60.0
     RESPAWNS = False
-    """Whether the rule expects every dead worker to return soon, because its new process starts at once. If not, it
-    expects only the joining workers soon."""
+    """Whether the rule expects every dead worker to return soon, because its new process starts at once. If False, the
+    rule expects only joining workers soon."""
 
     def begin(self, run: Run) -> None:
         self.outages = Outages(self.costs.outage)

@@ -11,7 +11,7 @@ from .base import Base
 class Bamboo(Base):
     """Every worker also computes the forward of the next stage, so that it can replace a dead worker of that stage
     (Thorpe et al., NSDI'23). A step therefore takes (2F + I + W) / (F + I + W) times as long. A lost machine costs no
-    work, but the pipelines are formed again from all machines that are up, in `reconfigure` seconds. Surplus machines
+    work, but forming the pipelines again from all machines that are up takes `reconfigure` seconds. Surplus machines
     stand by and replace lost ones.
 
     Simplifications: redundant forwards never fit into bubbles, and memory always suffices. On ReCycle's trace the

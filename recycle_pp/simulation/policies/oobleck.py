@@ -11,8 +11,8 @@ from .base import Base
 
 class Oobleck(Base):
     """All machines train, in pipelines whose lengths differ by at most one, each from a template planned in advance
-    (Jang et al., SOSP'23, doi 10.1145/3600006.3613152). Every pipeline has at least P stages, because fewer would not
-    hold the model. Micro-batches are divided so that all pipelines end together. The number of pipelines is the one
+    (Jang et al., SOSP'23, doi 10.1145/3600006.3613152). Every pipeline has at least P stages, because the model does
+    not fit into fewer. Micro-batches are divided so that all pipelines end together. The number of pipelines is the one
     with the shortest step on the machines that are up.
 
     Every change of membership costs the step and `reconfigure` seconds. ReCycle's authors measured 79.4 % and 88.1 %

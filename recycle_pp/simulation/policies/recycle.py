@@ -1,4 +1,4 @@
-"""ReCycle as published: re-routing, with the schedule of 1F1B until the first death."""
+"""ReCycle as published: re-routing, with the 1F1B schedule until the first death."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .base import Base
 class Recycle(Base):
     """Peers take over the micro-batches of dead workers. Backwards are decoupled and the optimizer is staggered (Gandhi
     et al., SOSP'24, doi 10.1145/3694715.3695960). Failures are normalised: workers move so that the dead workers stay
-    spread evenly over the stages. So only the number of dead workers matters. A step takes as long as our planner's
-    plan, but at least as long as a fault-free step of 1F1B, which is the schedule until the first death.
+    spread evenly over the stages. Only the number of dead workers therefore matters. A step takes as long as our
+    planner's plan, but at least as long as a fault-free step of 1F1B, which is the schedule until the first death.
 
     After a death, training stalls for the time that we measured, and the step in progress is lost. A worker that moves
     to another stage receives its state while all others wait. The paper reports 95.2 % of the fault-free throughput for

@@ -9,9 +9,9 @@ from .base import Base
 
 
 class Restart(Base):
-    """All workers stop when a machine that takes part is lost. They restart from the newest checkpoint with as many
-    whole pipelines as the machines allow, and the same global batch. Returned machines take part from the next
-    checkpoint on, if the gain before the next expected loss exceeds the cost of a restart.
+    """All workers stop when a participating machine is lost. They restart from the newest checkpoint with as many whole
+    pipelines as the machines allow, and the same global batch. Returned machines take part from the next checkpoint on,
+    if the gain before the next expected loss exceeds the cost of a restart.
 
     The interval between checkpoints is the optimal one, sqrt(2 C MTBF) for a cost C (Young 1974; Daly 2006, doi
     10.1016/j.future.2004.11.016), with the trace's own mean time between losses."""

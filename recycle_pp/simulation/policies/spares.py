@@ -1,4 +1,4 @@
-"""Hot spares: machines that stand by to replace lost ones."""
+"""Hot spares: machines that stand by to replace lost machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import Base, World
 class Spares(Base):
     """A fixed number of whole pipelines train. All other machines stand by with the software loaded. A spare replaces a
     lost machine within about 20 s (TrainMover, arXiv 2412.12636), and the step is redone. If no spare is left, the job
-    restarts with fewer pipelines, and grows again when there are enough machines.
+    restarts with fewer pipelines, and grows again when enough machines are up.
 
     The best number of pipelines depends on the trace. The caller simulates several and reports the one that completes
     most steps. A real job could not know this number in advance."""

@@ -48,7 +48,7 @@ def test_no_fleet_within_the_limits_is_cheaper(data):
     least = data.draw(st.sampled_from([0.0, 4.0]))
     best = tried(kinds, target, 1200, lost, least)
     if best is None:
-        with pytest.raises(ValueError, match="no machines reach the target"):
+        with pytest.raises(ValueError, match="no fleet within the limits of --prices reaches the target"):
             cheapest(kinds, target, repair=1200, lost=lost, least=least)
     else:
         assert cheapest(kinds, target, repair=1200, lost=lost, least=least).dollars_an_hour == pytest.approx(best)

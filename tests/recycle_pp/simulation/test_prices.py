@@ -61,7 +61,7 @@ def test_the_best_shape_fits_and_beats_the_others():
         ("--best --mtbf 1d", "--best needs --capacity"),
         ("--best --mtbf 1d --capacity 1GB", "--capacity: a single layer does not fit"),
         ("--fleet 1000", "--fleet needs --prices"),
-        (f"--fleet 1e12 --prices {PRICES}", "--fleet: within the limits of --prices no machines reach the target"),
+        (f"--fleet 1e12 --prices {PRICES}", "--fleet: no fleet within the limits of --prices reaches the target"),
         (f"--fleet -5 --prices {PRICES}", "--fleet must be above 0"),
         ("--prices nowhere.csv", "nowhere.csv: No such file"),
         (f"--prices {PRICES} --json x.json", "--prices: --json and --out need --trace or --mtbf"),

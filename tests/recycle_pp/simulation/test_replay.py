@@ -29,7 +29,7 @@ def test_a_respawned_process_returns_to_its_own_role():
 def test_unequal_stages_cannot_be_emulated(capsys):
     flags = f"--trace {TRACE} --pipelines 2 --stages 2 --microbatches 4 --durations F=0.1/0.2 --layers 2 --replay 5s"
     assert main(flags.split()) == 2
-    assert "--replay: the stages of an emulated job take equal times" in capsys.readouterr().err
+    assert "--replay: the job's stages take different times, which cannot be emulated" in capsys.readouterr().err
 
 
 @pytest.mark.slow
