@@ -141,7 +141,7 @@ class Chart:
             have = key[producers] * width + self.end[producers]
             want = (key[consumers] - step) * width + self.start[consumers]
             at = np.maximum(np.searchsorted(have, want + 1e-6 * width, side="right") - 1, 0)
-            late = key[producers[at]] != key[consumers] - step  # none ended in time, as clocks differ: use the first
+            late = key[producers[at]] != key[consumers] - step  # clocks differ and none ended in time: use the first
             at = np.minimum(at + late, len(producers) - 1)
             found = key[producers[at]] == key[consumers] - step
             pairs.append((producers[at[found]], consumers[found]))
@@ -196,19 +196,19 @@ def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]
     affected = D * len(hit)
     what = f"all {drawn} workers"
     if drawn < affected:
-        what = f"{drawn} of {affected} workers, the dead and the peers that run most of their work"
+        what = f"{drawn} of {affected} workers (the dead and the peers that run most of their work)"
     notes = [f"the stages with deaths come first ({_ranges(hit)}): {what}"]
     if others:
         folded = D * len(others) - len(sample)
-        how = f"pipeline {first} is drawn, {folded} workers are" if sample else f"all {folded} workers are"
-        notes.append(f"of the other stages ({_ranges(others)}) {how} folded")
+        how = f"pipeline {first} is drawn and {folded} workers are" if sample else f"all {folded} workers are"
+        notes.append(f"of the other stages ({_ranges(others)}), {how} folded")
     if sample:
         groups.append([first * P + s for s in sample])
     return groups, notes
 
 
 def _peers(chart: Chart, stage: int, room: int) -> list[int]:
-    """The rows of a stage to draw, at most `room`. All if they fit. Otherwise those of dead workers and of the workers
+    """The rows of a stage to draw, at most `room`: all if they fit, otherwise those of dead workers and of the workers
     with the most re-routed and redone ops, at least two."""
     rows = list(range(stage, len(chart.workers), chart.problem.stages))
     if len(rows) <= room:
@@ -230,7 +230,7 @@ def shown_pipelines(chart: Chart, most_rows: int) -> tuple[list[int], list[str]]
     if room >= D:
         return list(range(D)), []
     groups = chart.alike()
-    notes = [f"pipeline {g[0]} represents {len(g)} equal ones ({_ranges(g)})" for g in groups if len(g) > 1]
+    notes = [f"pipeline {g[0]} represents {len(g)} equal pipelines ({_ranges(g)})" for g in groups if len(g) > 1]
     hit = {r // P for r in chart.dead_from}
     kinds = sorted(groups, key=lambda g: (g[0] not in hit, g[0]))
     shown = sorted(g[0] for g in kinds[:room])

@@ -6,7 +6,7 @@
 
 Text is stored as text, and fonts are embedded. Groups in the svg have the ids `<chart>-<kind>` (`0-F`, `1-W-rerouted`).
 
-(This file is longer than most, because charts, the strips with recovery phases, and the legend share one grid.)
+(Longer than other files because the charts, the strips with recovery phases, and the legend share one grid.)
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
     "svg.fonttype": "none",
-    "svg.hashsalt": "recycle_pp",  # constant ids, so the file is always the same
+    "svg.hashsalt": "recycle_pp",  # constant ids, so equal charts give equal files
 }
 MOST_ROWS = 48
-MOST_NUMBERS = 4000  # more numbers are not readable
+MOST_NUMBERS = 4000  # more numbers would not be readable
 MARKS = {"": 0, "rerouted": REROUTED, "lost": LOST, "redone": REDONE, "cut": CUT}
 
 
@@ -187,7 +187,7 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
                 continue
             gid = f"{number}-{kind}" + (f"-{name}" if name else "")
             axes.add_collection(PolyCollection(_boxes(chart, pick, y, pad), gid=gid, **_look(kind, mark, edge)))
-            if mark == REROUTED and not edge:  # too narrow for an outline, so the foot is dark instead
+            if mark == REROUTED and not edge:  # too narrow for an outline, so the bottom edge is dark instead
                 foot = _boxes(chart, pick, y + 0.62, 0.0, height=0.38 - pad)
                 axes.add_collection(PolyCollection(foot, gid=f"{gid}-foot", facecolor=palette.INK, lw=0, zorder=3.4))
         if later := _next_step(chart):
@@ -206,7 +206,7 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
     room = (chart.end - chart.start) * inch * 72
     sizes = {i: min(7.0, row_height * 40, room[i] / (0.62 * len(label))) for i, label in labels.items()}
     if sum(size >= 3.5 for size in sizes.values()) < len(sizes) / 2:
-        return  # the few ops with numbers would look like the only ones
+        return  # the few ops with numbers would look like the only ops
     for i, label in labels.items():
         size = sizes[i]
         if size < 3.5:

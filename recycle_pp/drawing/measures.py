@@ -72,8 +72,8 @@ def overhead(plan: Plan, base: Plan) -> float:
 
 
 def period(plan: Plan) -> float | None:
-    """The period of a plan. None for the plan of a remainder (the rest of a broken step). None for a trace too, because
-    one measured step does not show how far it overlaps with the next step."""
+    """The period of a plan. None for the plan of a remainder (the rest of a broken step), and for a trace, because one
+    measured step does not show how far it overlaps with the next step."""
     return None if isinstance(plan, Trace) else plan.period
 
 

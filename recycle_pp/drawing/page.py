@@ -1,4 +1,4 @@
-"""Schedules as one self-contained html page: no network, a million ops, zoom and pan.
+"""Schedules as one self-contained html page: it needs no network, shows up to a million ops, and can zoom and pan.
 
     page.save([Step("plan", [chart])], "x.html")
     page.save([Step("step 19", [before]), Step("step 20", [planned, trace])], "run.html", title="runs/demo", first=1)
@@ -28,7 +28,7 @@ from . import palette, report
 from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_rows
 
 SCRIPTS = ("chart.js", "paint.js", "pixels.js", "frame.js", "main.js", "controls.js")
-MOST_ROWS = 48  # in the initial view; `f` shows all
+MOST_ROWS = 48  # in the initial view; the key `f` shows all rows
 Json = dict[str, Any]
 
 

@@ -3,8 +3,8 @@
     perfetto.save([chart], "x.json")
 
 A pipeline is a process, a stage a thread, and a boundary tensor a flow between two ops. Deaths are instants, and the
-phases of a recovery are a separate process. A slot is drawn as a millisecond. If there are several charts, the
-processes of one follow those of another. Format: "Trace Event Format" (Google), JSON object form.
+phases of a recovery are a separate process. A slot is drawn as a millisecond. If there are several charts, their
+processes follow one another. Format: "Trace Event Format" (Google), JSON object form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 
 def save(charts: Sequence[Chart], path: str | Path) -> None:
-    """Writes the trace event by event, so a million ops need no second copy in memory."""
+    """Writes the trace event by event, so that a million ops need no second copy in memory."""
     with open(path, "w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode

@@ -105,7 +105,7 @@ def recovery(chart: Chart) -> list[str]:
     if cut:
         out.append("cut off: " + _listing(cut))
     if lost:
-        out.append("lost with the dead: " + _listing(lost))
+        out.append("lost with the dead workers: " + _listing(lost))
     again = _ops_by_worker(chart, REDONE)
     out.append(f"redone: {plural(redone(chart.plan), 'op')}" + (f", by {_listing(again)}" if again else ""))
     return out

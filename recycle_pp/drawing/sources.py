@@ -4,7 +4,7 @@
     before_move(RunReader("runs/demo"), step=20)                   # the step before, if layers moved in between
     baselines(plan)                                                # the same job without deaths
 
-A file that cannot be read raises ValueError or OSError with one sentence.
+Each function raises ValueError or OSError, with one sentence, if a file cannot be read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from . import report
 from .chart import Chart
 
 SAME_LAYERS = " with the same layers"
-"""Suffix of a plan's name: the plan has no deaths, but its stages have the layers of the plan with deaths."""
+"""Suffix of a plan's name: the plan has no deaths, but its stages contain the same layers as in the plan with
+deaths."""
 
 
 def charts_of(run: RunReader, step: int, *, with_plan: bool) -> list[Chart]:
@@ -51,8 +52,8 @@ def baselines(
 
     - A measured step is compared with the previous traced step.
     - A planned step is compared with fault-free 1F1B. With deaths, it is also compared with the fault-free plan of the
-      same job and, if the problem gives layers, with the plan that re-routes and moves no layers. With `links`, it is
-      also compared with the plan that ignores them.
+      same job and, if the problem gives layers, with the plan that only re-routes and moves no layers. With `links`, it
+      is also compared with the plan that ignores them.
 
     of       the step's plan
     run      the run of a measured step, None for a planned step

@@ -1,4 +1,4 @@
-"""A Gantt chart in the terminal: one row per worker, and letters if there is no colour.
+"""A Gantt chart in the terminal: one row per worker, with letters in addition to colours.
 
     terminal.show([chart], Console())                     # with the figures under it
     terminal.show([fault_free, adapted], Console(), window=(0, 40), most_rows=1000)
@@ -23,7 +23,7 @@ from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_rows
 
 LABEL = 6  # columns of "12.15 "
 MOST_FOLDS = 4  # a plan wider than this many terminals is drawn coarsely
-WIDEST_SLOT = 4  # columns; wider slots only stretch the chart
+WIDEST_SLOT = 4  # columns; wider slots would only stretch the chart
 
 
 @dataclass(frozen=True)
@@ -276,10 +276,10 @@ def _cut_notes(charts: Sequence[Chart], scale: Scale, window: tuple[float, float
         )
     longest = max(c.span for c in charts)
     if window and (window[0] > 0 or window[1] < longest):
-        notes.append(f"shown is {window[0]:g} to {window[1]:g} of {longest:.6g} {unit}")
+        notes.append(f"the chart shows {window[0]:g} to {window[1]:g} of {longest:.6g} {unit}")
     missed = sum(int((c.end - c.start < scale.step / 2).sum()) for c in charts) if scale.exact else 0
     if missed:
         notes.append(f"{missed} ops are shorter than half a column of {scale.step:.3g} {unit} and may not show")
     if scale.folds > 1:
-        notes.append(f"folded into {scale.folds} stretches of {scale.width * scale.step:.4g} {unit}")
+        notes.append(f"the chart is folded into {scale.folds} parts of {scale.width * scale.step:.4g} {unit}")
     return notes

@@ -68,7 +68,7 @@ function deathLine(ctx, chart, pane, ink, X) {
   ctx.stroke();
 }
 
-// The phases of the recovery, in the margin below. A phase has its name if there is room for it.
+// The phases of the recovery, in the margin below. A phase shows its name if there is room.
 function phases(ctx, chart, pane, ink, X) {
   const { recovery } = chart.meta, y = pane.y + pane.h + 1, edge = pane.x + pane.w;
   if (!recovery) return;

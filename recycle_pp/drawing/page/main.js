@@ -6,7 +6,7 @@ const STEPS = job.kinds.map((kind) => kind.step);  // 1: sends to the next stage
 const $ = (id) => document.getElementById(id);
 const canvas = $("canvas"), ctx = canvas.getContext("2d"), stage = $("stage");
 const state = { step: 0, shown: null, charts: [], view: null, route: null, cursor: EMPTY, pane: 0, pointer: null };
-const unpacked = new Map();  // data id -> chart; the last few steps only
+const unpacked = new Map();  // data id -> chart; only the last few steps
 let ink = colours(), asked = false;
 
 // ---- what is shown

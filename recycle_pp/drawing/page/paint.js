@@ -1,6 +1,6 @@
 // Draws one chart into one rectangle of the canvas. There are two levels of detail: boxes with numbers, and rows of
-// pixels. The colour of a pixel is the mean of its ops, weighted by the share of the pixel that each covers. So nothing
-// flickers if ops are smaller than pixels.
+// pixels. The colour of a pixel is the mean of its ops, weighted by the share of the pixel that each covers. Ops that
+// are smaller than a pixel thus do not flicker.
 
 const LABELS = 64, AXIS = 24, PHASES = 18, MOST_BOXES = 12000;
 
@@ -25,7 +25,7 @@ const lookOf = (marks) => (marks & CUT ? 4 : marks & REDONE ? 3 : marks & LOST ?
 
 // The gap between pipelines, in rows. 0 if there are too many rows to see it.
 const gapOf = (chart) => (chart.rows > 400 || chart.meta.stages === 1 ? 0 : 0.4);
-// A large chart is folded at first: only the rows in meta.groups are shown. The place of any other row is HIDDEN.
+// A large chart is folded at first: only the rows in meta.groups are shown. All other rows have the place HIDDEN.
 const HIDDEN = -1e6;
 let folding = true;
 const isFolded = (chart) => folding && chart.meta.groups !== null;

@@ -1,4 +1,4 @@
-// The far view: rows of pixels, made off screen and stretched to the height of a row.
+// The far view: rows of pixels, drawn off screen and stretched to the height of a row.
 
 let sheet = null, sheetInk = null, image = null, out = null, sums = null;
 
@@ -30,8 +30,8 @@ function pixels(ctx, chart, pane, view, ink, { Y }, rows, route) {
   else for (let n = 0; n < lines.length; n++) ctx.drawImage(sheet, 0, n, w, 1, pane.x, lines[n][1], pane.w, Math.max(lines[n][2] - (view.row > 3 ? 1 : 0), 1 / ratio));
 }
 
-// The row to draw in each line of pixels if several rows share it: the one of most interest (a death, redone or
-// re-routed ops).
+// The row to draw in each line of pixels. If several rows share the line, this is the most interesting row (a death,
+// redone or re-routed ops).
 function crowded(chart, pane, view, rows, Y) {
   const best = new Map();
   for (const r of rows) {

@@ -116,7 +116,7 @@ def test_equal_pipelines_are_drawn_once_with_a_note() -> None:
     chart = Chart.of(one_f_one_b(shape((Worker(4, 1),), (64, 4, 8))))
     assert sorted(map(len, chart.alike())) == [1, 1, 62]
     shown, notes = shown_pipelines(chart, 12)
-    assert shown == [0, 4, 5] and notes == ["pipeline 0 represents 62 equal ones (0-3, 6-63)"]
+    assert shown == [0, 4, 5] and notes == ["pipeline 0 represents 62 equal pipelines (0-3, 6-63)"]
     shown, notes = shown_pipelines(chart, 4)
     assert shown == [4] and notes == ["63 of 64 pipelines are not shown (0-3, 5-63)"]
     assert shown_pipelines(chart, 64 * 4) == (list(range(64)), [])

@@ -71,8 +71,8 @@ def test_png_and_pdf_files_have_their_formats(tmp_path: Path, ending: str, magic
 def test_a_figure_of_a_large_job_shows_the_effects_of_a_death_and_notes_folded_rows(tmp_path: Path) -> None:
     notes = figure.save([Chart.of(one_f_one_b(shape((Worker(9, 3),), (256, 4, 4))))], tmp_path / "x.png")
     assert notes == [
-        "the stages with deaths come first (3): 2 of 256 workers, the dead and the peers that run most of their work",
-        "of the other stages (0-2) pipeline 9 is drawn, 765 workers are folded",
+        "the stages with deaths come first (3): 2 of 256 workers (the dead and the peers that run most of their work)",
+        "of the other stages (0-2), pipeline 9 is drawn and 765 workers are folded",
     ]
 
 

@@ -236,7 +236,7 @@ def test_a_large_job_shows_only_workers_affected_by_deaths_until_all_are_request
 ) -> None:
     got = open_page(page.Step("plan", [Chart.of(one_f_one_b(shape((Worker(1, 2),), (8, 8, 64))))]))
     got.until(lambda: "stages with deaths come first (2)" in got.text("#note"))
-    assert "of the other stages (0-1, 3-7) pipeline 1 is drawn, 49 workers are folded" in got.text("#note")
+    assert "of the other stages (0-1, 3-7), pipeline 1 is drawn and 49 workers are folded" in got.text("#note")
     assert got.text("#fold") == "All workers" and got.complaints() == []
     before, after = got.changes(lambda: got.press("f"))
     assert after["row"] < before["row"] and got.text("#fold") == "Fold" and got.text("#note") == ""

@@ -64,7 +64,7 @@ def test_colour_never_changes_the_text() -> None:
 
 def test_a_plan_wider_than_the_terminal_is_folded_with_a_note() -> None:
     text = drawn(Chart.of(one_f_one_b(shape())), width=20)
-    assert "folded into 2 stretches of 14 slots" in " ".join(text.split())
+    assert "folded into 2 parts of 14 slots" in " ".join(text.split())
     assert len([line for line in text.splitlines() if line.startswith("1.2 ")]) == 2
 
 
@@ -76,14 +76,14 @@ def test_a_plan_that_is_much_wider_shows_the_load_of_each_worker() -> None:
 
 def test_a_window_shows_its_part_with_a_note() -> None:
     text = drawn(Chart.of(one_f_one_b(shape())), window=(3, 9))
-    assert row(text, "0.3").startswith("F0--I0--W0--F1--") and "shown is 3 to 9 of 27 slots" in text
+    assert row(text, "0.3").startswith("F0--I0--W0--F1--") and "shows 3 to 9 of 27 slots" in text
 
 
 def test_rows_that_do_not_fit_are_omitted_and_named() -> None:
     chart = Chart.of(one_f_one_b(shape((Worker(7, 3),), (64, 4, 8))))
     text = drawn(chart, most_rows=12)
     assert "the stages with deaths come first (3): 2 of 64 workers" in text
-    assert "of the other stages (0-2) pipeline 7 is drawn, 189 workers are folded" in text
+    assert "of the other stages (0-2), pipeline 7 is drawn and 189 workers are folded" in text
     assert "7.3 " in text and "8.3 " in text and "5.0 " not in text
     assert "63.3  " in drawn(chart, most_rows=1000)
 

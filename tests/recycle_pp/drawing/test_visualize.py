@@ -111,7 +111,7 @@ def test_a_plan_is_drawn_below_its_fault_free_counterpart(name: str, capsys: pyt
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "a source is needed: a file with a problem, a plan or a trace, a run folder, or a problem by flags"),
+        ([], "a source is needed: a file with a problem, a plan or a trace, a run folder, or flags for a problem"),
         (["missing.json"], "missing.json: No such file or directory"),
         (["{run}", "--step", "7"], "{run} has no trace of step 7; there are 19, 20, 21"),
         (["{run}", "--out", "x.gif"], "--out x.gif: the ending must be one of .svg, .png, .pdf, .html, .json, .csv"),
@@ -119,7 +119,7 @@ def test_a_plan_is_drawn_below_its_fault_free_counterpart(name: str, capsys: pyt
         (["{run}", "--out", "{run}/no/such/x.html"], "{run}/no/such/x.html: No such file or directory"),
         (
             [*FLAGS, "--step", "3", "{run}/metrics.jsonl"],
-            "--step needs a run folder, and {run}/metrics.jsonl is a file",
+            "--step needs a run folder, but {run}/metrics.jsonl is a file",
         ),
         (["{run}/metrics.jsonl"], "{run}/metrics.jsonl: a plan needs the keys problem and ops"),
         ([*FLAGS, "--fail", "9.9"], "failed: "),
