@@ -66,7 +66,7 @@ class LocalJob(Closing):
         return (self._folder / "output").read_text()
 
     def wait(self, seconds: float) -> int:
-        """Waits for the end of the job. Returns the exit code of the rank that failed first, 0 if none failed.
+        """Waits for the end of the job. Returns the exit code of the rank that failed first, or 0 if none failed.
 
         Raises TimeoutError with the output if the job still runs after `seconds`."""
         if self._code is None:
@@ -128,7 +128,7 @@ class LocalNodes(Closing):
     def wait(self, seconds: float) -> int:
         """Waits for the end of the job. Returns the exit code of the first failed node in `nodes`, 0 if none failed.
 
-        Ignores nodes that ended by SIGKILL, because tests kill nodes, unless all nodes ended in this way. Raises
+        Ignores nodes that were killed by SIGKILL, because tests kill nodes, unless all nodes were killed. Raises
         TimeoutError after `seconds`."""
         deadline = time.monotonic() + seconds
         try:

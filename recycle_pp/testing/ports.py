@@ -7,7 +7,7 @@ import contextlib
 import random
 import socket
 
-BELOW = 32_768  # Linux assigns higher ports to outgoing connections, which could take a free port before its server
+BELOW = 32_768  # Linux assigns higher ports to outgoing connections, which could take a port before the server does
 
 
 def free_ports(count: int = 1) -> int:

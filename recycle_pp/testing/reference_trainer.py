@@ -5,7 +5,7 @@
 
 The loop has no stages, no deferred gradients and no schedule: autograd fills `.grad`, and `torch.optim.AdamW` and
 `torch.optim.Muon` update the parameters. With `numerics.reproducible`, the gradients of micro-batches are summed in
-fixed point. The code for that is as simple as possible, but the sums have the same bits as in a job.
+fixed point. This code is as simple as possible, but its sums have the same bits as in a job.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def train(
 def whole(settings: Settings, device: torch.device = CPU) -> Transformer:
     """The full model with ordinary autograd layers.
 
-    In bf16 its parameters are float32 tensors with bfloat16 values. So gradients are rounded only by the matrix
+    In bf16 its parameters are float32 tensors with bfloat16 values. Gradients are thus rounded only by the matrix
     products, not when they are summed."""
     build = Build(settings.model, settings.run.seed, device, stream_dtype(settings))
     return Transformer(build, range(depth(settings.model)))

@@ -1,7 +1,7 @@
 """An S3 server in its own process: moto's implementation of S3, in memory, behind a threaded HTTP server.
 
     with S3Server() as server:
-        os.environ |= server.environment()        # what users set for their store: address, region, keys
+        os.environ |= server.environment()        # the variables that users set for their store: address, region, keys
         server.url("bucket")                      # "s3://bucket", created
 
     with Proxy(server) as proxy:                  # faults between a job and the server
@@ -41,7 +41,7 @@ class S3Server(contextlib.AbstractContextManager["S3Server"]):
         self.port = int(self._process.stdout.readline())
 
     def environment(self, port: int | None = None) -> dict[str, str]:
-        """Environment variables for clients. port: of a proxy in front of the server."""
+        """Environment variables for clients. port: the port of a proxy in front of the server."""
         return {
             "AWS_ENDPOINT": f"http://127.0.0.1:{port or self.port}",
             "AWS_ALLOW_HTTP": "true",
@@ -65,8 +65,8 @@ class S3Server(contextlib.AbstractContextManager["S3Server"]):
 class Proxy(contextlib.AbstractContextManager["Proxy"]):
     """Forwards requests to the server, in threads of this process.
 
-    judge    called with the method and the path of each request, also concurrently. Returns None: forward it; a number:
-             answer with this status; such a number and a body; "close": close the connection.
+    judge    called with the method and the path of each request, possibly concurrently. Returns None to forward it,
+             a status or (status, body) as the answer, or "close" to close the connection
     without  names of headers that are not forwarded
     """
 

@@ -2,8 +2,8 @@
 
     check("my_package:build")            # AssertionError names the broken promise
 
-Deaths, moving layers and sharded state change no bit if the result of an optimizer step depends on nothing but the
-unit's state, its gradient, the learning rate, the decay and the number of the step.
+Deaths, moving layers and sharded state change no bit if the result of an optimizer step depends only on the unit's
+state, its gradient, the learning rate, the decay and the number of the step.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def check(build: str, settings: Settings | None = None) -> None:
     for name, tensor in once.items():
         assert torch.isfinite(tensor).all(), f"{name} is not finite after {STEPS} steps"
         assert not name.startswith("model ") or not torch.equal(tensor, begun[name]), f"{name} never changes"
-    _compare(once, _trained(settings), "repeated steps have other bits: a step must be deterministic")
-    _compare(once, _trained(settings, alone=True), "a unit alone has other bits than with its neighbours")
+    _compare(once, _trained(settings), "repeated steps give different bits: a step must be deterministic")
+    _compare(once, _trained(settings, alone=True), "a unit updated alone gets different bits than with its neighbours")
     _compare(
         once,
         _trained(settings, moved=True),
-        "a worker that takes over the state gets other bits: a rule must remember nothing but its state vectors",
+        "a worker that takes over the state gets different bits: a rule must keep nothing but its state vectors",
     )
     with ThreadPoolExecutor(1) as thread:
-        _compare(once, thread.submit(_trained, settings).result(), "another thread gets other bits")
+        _compare(once, thread.submit(_trained, settings).result(), "another thread gets different bits")
 
 
 def _compare(one: State, other: State, broken: str) -> None:
@@ -72,7 +72,7 @@ def _trained(settings: Settings, alone: bool = False, moved: bool = False) -> St
         optimizer.step(
             replace(reduced, units=tuple(optimizer.held)) if alone else reduced, step, 1.0 if step % 2 else 0.5
         )
-        assert torch.equal(reduced.flat, grads), "a step changes its gradient, which others still read"
+        assert torch.equal(reduced.flat, grads), "a step changes its gradient, which is still needed"
     return _state(optimizer)
 
 

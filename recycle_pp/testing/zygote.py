@@ -45,7 +45,7 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
     if preload:
         runpy.run_path(preload)
     gc.collect()
-    gc.freeze()  # keeps garbage collection in forked processes from copying all imported objects
+    gc.freeze()  # prevents garbage collection in forked processes from copying all imported objects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps launchers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and then closes the socket
     launchers = []
@@ -82,12 +82,13 @@ def _preload() -> None:
     from recycle_pp.coordinator import host  # noqa: F401
     from recycle_pp.execution import worker  # noqa: F401
 
-    compose([])  # Hydra looks for its plugins only once in a process
+    compose([])  # Hydra looks for its plugins only once per process
     load()  # loads the compiled code now, because forked processes would lack the thread that loads it
 
 
 def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> None:
-    """Replaces torchrun: starts a supervisor for each rank of the part, and ends the others when one fails."""
+    """Replaces torchrun: starts a supervisor for each rank of the part, and ends the other supervisors when one
+    fails."""
     die_with_parent(parent)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -122,7 +123,7 @@ def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> N
 
 
 def _enter(holder: int) -> None:
-    """Enters the namespaces of process `holder`. Only new children enter its process-id namespace. So this process
+    """Enters the namespaces of process `holder`. Only new children enter its process-id namespace, so this process
     forks a child and ends when the child ends. The call returns in the child."""
     descriptor = os.pidfd_open(holder)
     kinds = 0x40000000 | 0x20000000 | 0x00020000 | 0x04000000  # CLONE_NEWNET, NEWPID, NEWNS, NEWUTS: linux/sched.h

@@ -68,7 +68,7 @@ def test_a_valid_rule_passes(good):
 @pytest.mark.parametrize(
     ("bad", "sentence"),
     [
-        (Remembers, "must remember nothing but its state vectors"),
+        (Remembers, "must keep nothing but its state vectors"),
         (Random, "a step must be deterministic"),
         (Overwrites, "a step changes its gradient"),
         (Frozen, "model layers.0.bias.* never changes"),
@@ -82,8 +82,8 @@ def test_a_broken_promise_is_named(bad, sentence):
 @pytest.mark.parametrize(
     ("bad", "sentence"),
     [
-        ("Taken", "'model' cannot be the name of a state vector"),
-        ("TakenByIslands", "'residual' cannot be the name of a state vector"),
+        ("Taken", "a state vector must not be named 'model'"),
+        ("TakenByIslands", "a state vector must not be named 'residual'"),
         ("nothing", "must return an UpdateRule for embedding"),
     ],
 )
