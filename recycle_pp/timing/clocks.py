@@ -1,4 +1,4 @@
-"""Converts times of other machines' monotonic clocks to this machine's clock, so that one trace can hold all spans.
+"""Converts times of other machines' monotonic clocks to this machine's clock, so that one trace can contain all spans.
 
     clocks.observe(worker, heartbeat["boot"], heartbeat["now"], time.monotonic())
     here = clocks.local(worker, there)          # seconds

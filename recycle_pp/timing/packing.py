@@ -26,7 +26,7 @@ Span = tuple[str, int, int, float, float, float]
 
 START, END, OWN = 3, 4, 5  # indices of the table's columns
 
-_ROW = np.dtype("<f8")  # also holds the integers of a span, which float64 represents exactly
+_ROW = np.dtype("<f8")  # also used for the integers of a span, which float64 represents exactly
 
 
 def pack(spans: Iterable[Any]) -> bytes:

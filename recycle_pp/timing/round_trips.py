@@ -1,4 +1,4 @@
-"""The latency and the bandwidth of a link, from round trips of messages.
+"""Measures the latency and bandwidth of a link by round trips of messages.
 
     seconds, bandwidth = measure(ask)     # latency in one direction; bytes per second
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 LEAST_ROUNDS, ROUNDS = 4, 8  # round trips of a small message; a busy machine delays most of them
-ROUND_SECONDS = 0.02  # time limit for starting more of them
+ROUND_SECONDS = 0.02  # time limit for starting more round trips
 SIZES = (1 << 16, 1 << 19, 1 << 22)  # bytes of the messages that measure the bandwidth
 TRIES = 3  # messages of each size
 LONG = 0.005  # seconds; if a message takes longer, no larger one is sent
