@@ -22,7 +22,7 @@ def refuse_stored(url: str) -> None:
     store = Store(url, LOOK_SECONDS)
     store.probe()
     if {"config.json", "adapter_config.json"} & store.list().keys():
-        raise ValueError(f"{url} already holds a model; choose another place")
+        raise ValueError(f"{url} already contains a model; choose another place")
 
 
 def upload(model: Exported, url: str, shard: int = SHARD, report: Callable[[int, int], None] | None = None) -> bool:
@@ -36,7 +36,7 @@ def upload(model: Exported, url: str, shard: int = SHARD, report: Callable[[int,
     store = Store(url)
     there = [path for path in store.list() if "/" not in path]
     if set(model.entries) & set(there):
-        raise ValueError(f"{url} already holds a model; choose another place")
+        raise ValueError(f"{url} already contains a model; choose another place")
     store.delete(path for path in there if path.startswith(f"{model.stem}.") or path.startswith(f"{model.stem}-"))
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

@@ -118,7 +118,9 @@ def test_a_token_outside_the_vocabulary_ends_the_job_with_one_sentence_and_no_de
     tokens = np.arange(40000, dtype=np.uint16) % 256
     tokens[17000] = 999
     tokens.tofile(tmp_path / "poisoned.bin")
-    says = f"data.path: {tmp_path / 'poisoned.bin'} holds token 999; model.vocabulary must be at least 1000, it is 256"
+    says = (
+        f"data.path: {tmp_path / 'poisoned.bin'} contains token 999; model.vocabulary must be at least 1000, it is 256"
+    )
     data = (f"data.path={tmp_path / 'poisoned.bin'}",)
     outcome, last = run(runs, Case("a poisoned sample", "3x2", data, steps=200, deaths=0, ends=says))
     assert outcome.code == 2 and last.endswith(says), explain(outcome)
@@ -129,7 +131,7 @@ def test_a_token_outside_the_vocabulary_ends_the_job_with_one_sentence_and_no_de
 def test_a_file_with_half_a_token_ends_the_job_with_one_sentence(shape, runs, tmp_path):
     path = tmp_path / "odd.bin"
     path.write_bytes(bytes(40001))
-    says = f"{path} has 40001 bytes, which is not a whole number of uint16"
+    says = f"{path} has 40001 bytes, which is not a whole number of uint16 tokens"
     outcome, last = run(runs, Case("half a token", shape, (f"data.path={path}",), deaths=0, ends=says))
     assert outcome.code == 2 and last.endswith(says), explain(outcome)
 

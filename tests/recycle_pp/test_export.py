@@ -114,7 +114,7 @@ def test_an_export_to_a_store_has_the_same_files_and_is_loadable_only_as_a_whole
             done.clear()
     assert sorted(os.listdir(stored)) == sorted([*os.listdir(out), "other"])
     assert all((stored / name).read_bytes() == (out / name).read_bytes() for name in os.listdir(out))
-    with pytest.raises(ValueError, match="already holds a model"):
+    with pytest.raises(ValueError, match="already contains a model"):
         hf_upload.upload(model, str(stored))
 
 

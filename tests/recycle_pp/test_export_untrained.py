@@ -1,4 +1,4 @@
-"""Exports contain the tensors that no checkpoint holds: persistent buffers and frozen parameters."""
+"""Exports contain the tensors that no checkpoint contains: persistent buffers and frozen parameters."""
 
 import os
 

@@ -60,7 +60,7 @@ def test_a_model_argument_that_is_missing_in_the_data_is_reported_in_one_sentenc
     data = f"data.build={DATA}:mixed"
     with zygote.run([*COMMON, *PICTURES, HERE[0], data, *TWO, "data.validation_share=0.5"]) as job:
         assert job.wait(100) == 2, job.output
-        assert "its forward takes pixel_values, and the data have" in job.output, job.output
+        assert "its forward takes pixel_values, but the data contain only" in job.output, job.output
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ def test_what_if_has_a_row_for_every_worker_and_names_the_thinnest_stage(capsys)
 
 def test_what_if_reports_a_stage_that_would_be_lost(capsys):
     assert main(["--pipelines", "1", "--stages", "2", "--microbatches", "2", "--what-if"]) == 0
-    assert capsys.readouterr().out.count("no: its stage is gone") == 2
+    assert capsys.readouterr().out.count("no: its stage is lost") == 2
 
 
 def test_what_if_reports_a_death_after_which_the_other_workers_have_no_room(tmp_path, capsys):
@@ -110,7 +110,7 @@ def test_what_if_reports_a_death_after_which_the_other_workers_have_no_room(tmp_
     (tmp_path / "p.json").write_text(json.dumps(shape | {"memory": {"capacity": 14, "stages": stages}}))
     assert main([str(tmp_path / "p.json"), "--what-if", "--seconds", "0"]) == 0
     out = capsys.readouterr().out
-    assert out.count("no: the others of its stage have no room") == 2 and "its stage is gone" not in out
+    assert out.count("no: its peers have no room") == 2 and "its stage is lost" not in out
 
 
 def problem_of_layers(path, **keys):
