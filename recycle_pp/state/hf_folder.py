@@ -40,7 +40,7 @@ from recycle_pp.telemetry.stored_run import is_url, local
 
 from . import checkpoint
 from .checksum import damage
-from .hf_tokenizer import copy_files, write_json, write_tokenizer
+from .hf_tokenizer import answer_end, copy_files, end_ids, separator, write_json, write_tokenizer
 from .replacing import sync
 from .stored import StoredCheckpoints, steps_in
 

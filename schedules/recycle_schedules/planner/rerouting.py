@@ -24,10 +24,9 @@ def reroute(x: Instance, turn: int = 0, *, by_links: bool = True) -> np.ndarray:
     P = x.stages
     host = x.host.reshape(-1, P).copy()
     free = (host < 0) & (x.todo.reshape(-1, P) != 0)
+    by_links = by_links and not x.problem.graph.uniform
     for s in np.flatnonzero(free.any(axis=0)).tolist():
-        host[:, s] = _hosts_of_stage(
-            x, s, host, np.flatnonzero(free[:, s]), turn, by_links and not x.problem.graph.uniform
-        )
+        host[:, s] = _hosts_of_stage(x, s, host, np.flatnonzero(free[:, s]), turn, by_links)
     finished = host < 0  # these nodes run nothing, so any worker of their stage is valid
     return np.where(finished, np.arange(P), host).reshape(-1) if finished.any() else host.reshape(-1)
 
