@@ -288,6 +288,18 @@ def test_samples_longer_than_the_positions_of_the_model_are_reported_at_the_star
     assert "model.sequence=65 is longer than the 64 positions" in capsys.readouterr().out
 
 
+def test_a_resume_in_an_old_folder_also_looks_for_a_newer_run_in_the_store(tmp_path, monkeypatch):
+    RunFolder.create(Settings().with_values({"run.dir": str(tmp_path), "checkpoint.store": "s3://bucket/run"})).unlock()
+    asked = []
+    monkeypatch.setattr(train, "survey", lambda *asked, **how: Survey(step=7))
+    monkeypatch.setattr(
+        train.subprocess, "run", lambda command, **how: asked.append(command[-2:]) or SimpleNamespace(returncode=0)
+    )
+    arguments = [f"run.dir={tmp_path}", "run.resume=true"]
+    settings, _ = train.continued(compose(arguments), arguments)
+    assert asked == [["s3://bucket/run", str(tmp_path)]] and settings.checkpoint.store == "s3://bucket/run"
+
+
 def test_settings_are_checked_again_after_automatic_values_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("recycle_pp.fitting.machine.memory_of_a_worker", lambda device: None)
     arguments = [f"run.dir={tmp_path / 'run'}", "parallel.memory=auto", "model.recompute=auto", "model.split=null"]

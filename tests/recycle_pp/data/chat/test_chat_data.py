@@ -54,6 +54,34 @@ def test_a_file_of_each_kind_gives_the_same_samples(tmp_path, folder):
     assert describe(tmp_path / "0.bin") == made[0] and made[0].tokens == T * made[0].packed.samples
 
 
+def test_fields_that_a_table_adds_to_messages_and_tools_are_not_rendered(tmp_path):
+    import datasets
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = chats.tokenizer(tmp_path / "tools", chats.TOOLS)
+    records = [
+        {
+            "messages": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "tool_calls": [{"name": name, "arguments": {key: 1}}]},
+                {"role": "tool", "content": "1"},
+                {"role": "assistant", "content": "one"},
+            ],
+            "tools": [{"name": name, "parameters": {key: {"type": kind}}}],
+        }
+        for name, key, kind in (("add", "a", "number"), ("open", "b", "string"))
+    ]
+    files = [chats.jsonl(tmp_path / "a.jsonl", records), str(tmp_path / "b.parquet"), str(tmp_path / "c")]
+    table = pyarrow.Table.from_pylist(records)
+    assert table["tools"][0].as_py()[0]["parameters"]["b"] is None
+    pyarrow.parquet.write_table(table, files[1])
+    datasets.Dataset(table).save_to_disk(files[2])
+    for number, file in enumerate(files):
+        tokenise(ChatRecipe(Corpus.of([file], "messages"), str(folder), T), tmp_path / f"{number}.bin")
+    assert (tmp_path / "0.bin").read_bytes() == (tmp_path / "1.bin").read_bytes() == (tmp_path / "2.bin").read_bytes()
+
+
 def test_an_interrupted_preparation_continues_and_gives_the_same_bytes(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(recipes, "TOGETHER", 8)
     paths = [chats.many(tmp_path / f"{name}.jsonl", 30) for name in "ab"]
