@@ -297,8 +297,8 @@ class Groups:
 
 
 def meetings(me: Member, others: Iterable[Member], members: Assignment) -> list[tuple[Member, Member]]:
-    """The pairs of `me` with the members `others`, in the order in which the groups of the pairs are built. Each pair
-    has the member of the earlier stage first.
+    """The pairs of `me` with the members `others`, in the order in which the groups of the pairs are built. The first
+    member of each pair belongs to the earlier stage.
 
     others   members of adjacent stages
     members  member (process) -> its worker (pipeline and stage)

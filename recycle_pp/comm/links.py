@@ -94,7 +94,7 @@ class Links:
     def members(self) -> Assignment:
         """Member (process) -> its worker (pipeline and stage), in the followed generation.
 
-        Raises LinkBroken if this generation has ended, because the current one may have other members."""
+        Raises LinkBroken if this generation has ended, because the current one may have different members."""
         return self._now().members
 
     def received(self) -> int | None:

@@ -238,7 +238,7 @@ def _name(dtype: torch.dtype) -> str:
 def _empty(header: TensorHeader) -> Tensor:
     name, shape = header.dtype, header.shape
     if name not in _DTYPES or any(size < 0 for size in shape):
-        raise ValueError(f"a tensor of dtype {name} and shape {shape}")
+        raise ValueError(f"cannot receive a tensor of dtype {name} and shape {shape}")
     if math.prod(shape) * _DTYPES[name].itemsize > MAX_TENSOR:
         raise ValueError(f"a tensor of dtype {name} and shape {shape} has more than {MAX_TENSOR} bytes")
     return torch.empty(shape, dtype=_DTYPES[name])

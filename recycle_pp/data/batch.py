@@ -20,9 +20,8 @@ class Batch:
     """A micro-batch. Every stage may read it.
 
     inputs  (b, T) int64: b samples of T tokens
-    labels  (b, T) int64; labels[i, t] is the token that follows inputs[i, t] (already shifted); `IGNORED` has no loss.
-    With
-            data.build, inputs and labels are the dataset's input_ids and labels, of any shape; (b, 0) if missing
+    labels  (b, T) int64; labels[i, t] is the token after inputs[i, t] (already shifted); `IGNORED` has no loss.
+            With data.build, inputs and labels are the dataset's input_ids and labels, of any shape; (b, 0) if missing
     items   number of labels with a loss, averaged over the micro-batches of the step; None: the number in this
             micro-batch. Each micro-batch divides its sum of losses by `items`, so that the mean over the micro-batches
             is the mean over all labels of the step that have a loss

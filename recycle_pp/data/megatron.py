@@ -42,7 +42,7 @@ def read(prefix: str) -> TokenSource:
     """
     index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
     if not data.is_file():
-        raise ValueError(f"{index} has no {data.name} beside it")
+        raise ValueError(f"{index} has no {data.name} next to it")
     size = index.stat().st_size
     with index.open("rb") as file:
         head = file.read(HEADER.size)

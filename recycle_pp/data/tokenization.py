@@ -201,7 +201,7 @@ def verify(path: Path) -> Description:
     match."""
     description = describe(path) if path.is_file() else None
     if description is None:
-        raise ValueError(f"{path} is not a finished token file with a {sidecar(path).name} beside it")
+        raise ValueError(f"{path} is not a finished token file with a {sidecar(path).name} next to it")
     if checksum(path) != description.crc32:
         raise ValueError(f"{path} is damaged: it has a wrong checksum; create it again")
     return description

@@ -27,7 +27,7 @@ def caches() -> dict[str, Cache]:
 def folders() -> dict[str, Path]:
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     user = str(os.getuid())
-    with suppress(KeyError, OSError):  # this user has no name
+    with suppress(KeyError, OSError):  # this user id has no name
         user = getpass.getuser()
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{user}"
     return {"triton": Path(os.environ.get("TRITON_CACHE_DIR") or f"{home}/.triton/cache"), "inductor": Path(inductor)}

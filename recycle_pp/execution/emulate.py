@@ -30,7 +30,7 @@ HOST_AHEAD = 0.001  # seconds of host work (Python and a wake-up) between two op
 
 class EmulatedDevice:
     """A device with a queue. An op launched up to `HOST_AHEAD` seconds after the end of the previous op starts at that
-    end, as on a GPU whose host launches ahead. So the host's work between two ops costs no time."""
+    end, as on a GPU whose host launches ahead. The host's work between two ops thus costs no time."""
 
     def __init__(self) -> None:
         self._free = 0.0

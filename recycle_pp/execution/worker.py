@@ -278,7 +278,7 @@ class Process:
         def relaid() -> None:
             player.donations.relayout()
             described = player.stage.layout.described
-            session.log.write(f"stage {player.stage.stage} has layers {', '.join(map(str, described))} from now on")
+            session.log.write(f"stage {player.stage.stage} now has layers {', '.join(map(str, described))}")
             describe(described)
 
         following.relaid, following.follows = relaid, lambda layout: describe(layout.described)

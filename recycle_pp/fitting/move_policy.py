@@ -27,7 +27,7 @@ from recycle_pp.wire.records import OutageRecord
 
 MARGIN = 1.5  # auto moves only if the gain is this multiple of the cost
 ROUNDING = 1e-6  # with rebalance=always, the new plan must be shorter by more than this share of a step
-LEAST = 0.02  # the same share with rebalance=auto, because measured times are no more exact than this
+LEAST = 0.02  # the same share with rebalance=auto, because measured times are not more exact than this
 SLOWED = 0.03  # share by which steps take longer while layers are sent
 SWITCH = 0.05  # stall of a switch in seconds, before one was measured
 BANDWIDTH = 1e9  # bytes per second between two workers, before a link was measured

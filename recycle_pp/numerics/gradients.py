@@ -45,7 +45,7 @@ class Reduced:
     shared   this stage's sums of those tied units that this worker reduces, in one vector (`numerics.ties`); None in a
              stage without tied units
     largest  `Gradients.largest_of` of all units, for `follow`; None if it can be computed because `flat` contains all
-    units
+             units
     units    numbers of the units in `flat`, ascending; None: all units of the stage
     """
 

@@ -2,8 +2,8 @@
 
     optimizer = StageOptimizer(settings, stage)                 # holds all units, in few pieces of memory
     optimizer = StageOptimizer(settings, stage, whole=False)    # holds no units until begin() or put()
-    optimizer.begin(unit)                                       # holds the initial state of a unit
-    optimizer.put(unit, parcel)                                 # holds the state that another holder has `given`
+    optimizer.begin(unit)                                       # from here on holds the unit, in its initial state
+    optimizer.put(unit, parcel)                                 # the same, in the state that another holder has `given`
 
     optimizer.step(reduced, step, scale)                        # at the commit
     optimizer.speculate(reduced, step); optimizer.confirm()     # the same bits as step(..., scale=1)

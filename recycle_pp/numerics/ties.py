@@ -74,7 +74,7 @@ class Ties:
         exponents: those of this step's sums; after an early update `gradients` has those of the next step
         """
         gradients = self.gradients
-        # The sums of several stages together may overflow int32: the format leaves no more than one bit of room.
+        # The sums of several stages together may overflow int32: the format leaves at most one bit of room.
         wide = torch.int64 if gradients.dtype == torch.int32 else gradients.dtype
         sums = {(unit, self.stage): own for unit, own in self.own(reduced, mine).items()}
         for stage, units, parcel in parcels:

@@ -86,7 +86,7 @@ class Run:
     def advance(
         self, seconds: float | None, used: int, key: Key | None = None, *, batch: float = 1.0, saving: float = 0.0
     ) -> None:
-        """Sets the pace from now on.
+        """Sets the pace, starting now.
 
         seconds   duration of a step; None: no progress
         used      workers that take part

@@ -19,7 +19,7 @@ class Rerouted(Base):
     """The policy of the trainer.
 
     - A death costs the measured stall and the extra time to redo the lost ops (`broken_step`). After that, steps follow
-    the plan for the remaining workers.
+      the plan for the remaining workers.
     - A joining machine takes a vacant place at the stage with the fewest workers. A peer sends the state while
       training continues, and the machine takes part from the next commit.
     - If a stage loses all its workers, workers of other stages move there, all workers load the newest checkpoint, and
