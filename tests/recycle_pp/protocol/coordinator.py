@@ -5,7 +5,7 @@ coordinator.begin()                          # starts a job with a process for e
 coordinator.options(found)                   # the possible next events
 coordinator.act("plans")                     # runs an event of its own
 coordinator.handle(node, message)              # a process's message has arrived
-coordinator.orphan()                         # it dies; the event "takes over" starts its successor
+coordinator.orphan()                         # the coordinator dies; the event "takes over" starts its successor
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ NOWHERE = Path("/nonexistent")  # checkpoints of this world are numbers
 class Coordinator:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.mismatches: list[Worker] = []  # detected workers
-        self.found_at = -1  # event that detected the last one
-        self.stopped = False  # it was unknown which worker was wrong
+        self.mismatches: list[Worker] = []  # workers found to have a wrong copy
+        self.found_at = -1  # event that detected the newest of them
+        self.stopped = False  # whether the job stopped because it was unknown which worker was wrong
         self.commits: list[Commit] = []
         self.evaluated: list[int] = []  # steps whose validation is complete
         self.saved = 0  # completed steps in the newest checkpoint
@@ -78,11 +78,11 @@ class Coordinator:
         self.alive: dict[int, Node] = {}  # member -> process, until its death is noticed
         self.noticing: deque[Node] = deque()  # dead, not noticed yet
         self._mending: deque[int] = deque()  # generations in which a link broke
-        self.headless = False  # it is dead, without a successor so far
+        self.headless = False  # whether the coordinator is dead and has no successor yet
         self.takeovers = 0
-        self._expiry: HoldExpired | None = None  # the newest one
+        self._expiry: HoldExpired | None = None  # newest expiry of the time that the job waits for a follower
         self.expired = 0  # how often the job has given up a follower
-        self._expires = 0  # event from which the job may wait no longer
+        self._expires = 0  # event from which on the job must not wait any longer
         self.moves: Counter[str] = Counter()  # how the moves ended
         self.switched_at = -1  # event at which the last move was adopted
         self.took_over: Counter[Worker] = Counter()  # workers that understudies have had to play
@@ -190,7 +190,7 @@ class Coordinator:
                 self._mending.append(message.generation)
             case SaveFailed():
                 self.saving.save_failed(message, member)
-                # with a block lost, the next generation restarts from the previous checkpoint
+                # If a block is lost, the next generation restarts from the previous checkpoint.
                 self.stopped = self.stopped or (self.saving.failed and message.detail != LACKING)
             case Saved():
                 self._send(self.saving.saved(member, message))
@@ -221,9 +221,9 @@ class Coordinator:
         outcome = self.job.handle(event)
         if any(note["event"] == "stage_lost" for note in outcome.notes):
             if heirs:
-                self._world.fail(f"a stage is lost that the members {heirs} can take over")
+                self._world.fail(f"a stage is lost although members {heirs} can take it over")
             if any(note["event"] == "move_ended" and note["how"] == "switched" for note in outcome.notes):
-                self._world.fail("a stage is lost by a move")
+                self._world.fail("a move lost a stage")
         if self.in_step_at < 0 and any(each.prepared is not None for each in self.job.followers.understudies.values()):
             self.in_step_at = self._world.events
         self.log.append((event, outcome))
@@ -236,10 +236,10 @@ class Coordinator:
                 self._world.check_commit([self.alive[to] for to, what in outcome.sends if isinstance(what, Commit)])
             self._follow(note)
         if self.job.started and self.job.problem != self._world.problem_of(self.job.units.layout):
-            self._world.fail(f"the layers are {self.job.units.layout}, and the plans for {self.job.problem}")
+            self._world.fail(f"the layout is {self.job.units.layout}, but plans are for {self.job.problem}")
 
     def _heirs(self, event: Event) -> list[int]:
-        """The members that must be able to take over the stage of a dead last worker."""
+        """The members that must be able to take over a stage whose last worker has died."""
         job = self.job
         if not isinstance(event, WorkerDied) or event.member not in job.live or job.committed == job.steps - 1:
             return []
@@ -262,7 +262,9 @@ class Coordinator:
             self.stage_lost = note["stage"]
             for member, worker in self._taking_over.items():
                 if worker.stage == self.stage_lost and member in self.job.live and self.alive[member].alive:
-                    world.fail(f"stage {self.stage_lost} is lost, and member {member}, which takes it over, is alive")
+                    world.fail(
+                        f"stage {self.stage_lost} is lost although member {member}, which takes it over, is alive"
+                    )
         elif note["event"] == "violation":
             if not world.flips:
                 world.fail(note["detail"])
@@ -285,7 +287,7 @@ class Coordinator:
                 self.switched_at = world.events
         elif note["event"] == "evaluated":
             if note["microbatches"] != world.held_out or note["val_loss"] != (2**world.held_out - 1) / world.held_out:
-                world.fail(f"the validation after step {note['step']} is not of all held-out micro-batches: {note}")
+                world.fail(f"the validation after step {note['step']} lacks held-out micro-batches: {note}")
             self.evaluated.append(note["step"])
         elif note["event"] == "mismatch":
             self.mismatches.append(self.job.assignment[note["member"]])
@@ -295,7 +297,7 @@ class Coordinator:
         elif note["event"] == "untrusted":
             node = self.alive[note["member"]]
             if not node.shards.wrong:
-                world.fail(f"{node.me.worker} is killed, and nothing is wrong with it")
+                world.fail(f"{node.me.worker} is killed although its blocks are right")
             world.kill(node)
             self.dead(node)
             self.spawn(node.me.member)
@@ -304,7 +306,7 @@ class Coordinator:
         """Checks that no checkpoint waits for a member that will not write a part."""
         for member in self.saving.writing & self.alive.keys():
             if self.alive[member].alive and not self.alive[member].saves_until(self.saving.step):
-                self._world.fail(f"the next checkpoint waits for member {member}, which writes nothing")
+                self._world.fail(f"the next checkpoint waits for member {member}, which writes no part")
 
     def _judge(self) -> None:
         if self.saving.replicas.verdict() is not None and not self.stopped:
@@ -351,7 +353,7 @@ class Coordinator:
     # -- another coordinator -----------------------------------------------------------------------------------
 
     def orphan(self) -> None:
-        """The coordinator dies. Only some of its messages arrive, and deaths that it has not noticed stay unnoticed."""
+        """The coordinator dies. Only some of its messages arrive, and pending notices of deaths are lost."""
         world = self._world
         self.headless, self.stage_lost = True, None
         self._mending.clear()

@@ -4,7 +4,7 @@ Its program mirrors the executor, line by line, as a generator. It yields None w
 condition to wait for. The control thread (`act("receives")`), and the threads that build links, write checkpoints and
 receive state on a returning worker are separate actions.
 
-(Longer than other files because all of these share the state of one worker, as in a real process.)
+This file is longer than others because all of these share the state of one worker, as in a real process.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Node:
         self.inbox: deque[Message] = deque()
         self.outbox: deque[Message] = deque([Ready(("node", number), "simulated", units=described(layers))])
         self.cut_off = False  # its connection to the coordinator was reset
-        self.lost_messages: dict[type[Message], Message] = {}  # lasting messages that the reset has lost
+        self.lost_messages: dict[type[Message], Message] = {}  # lasting messages that were lost in the reset
         self.network = world.network
         self.mesh = -1  # generation that made its connections
-        self.said: dict[type[Message], Message] = {}  # lasting messages, repeated to a new coordinator
+        self.said: dict[type[Message], Message] = {}  # lasting messages that are repeated to a new coordinator
         self.saves: deque[Message] = deque()  # checkpoint parts to write, then checkpoints to assemble
         self._streams: list[Stream] = []  # from its donors
         self._have: dict[UnitId, int] = {}  # unit -> newest step, in the current session
@@ -98,13 +98,11 @@ class Node:
         self._linked = -1
         self._asked: list[Donate] = []  # joiners that wait for this worker's state
         self._fed: list[Stream] = []  # to joiners
-        self.parts: dict[
-            int, dict[UnitId, bool]
-        ] = {}  # by steps done: blocks of sharded state in its part of a checkpoint,
-        # and whether they are right
+        # completed steps -> block of sharded state in its part of that checkpoint -> whether the block is right
+        self.parts: dict[int, dict[UnitId, bool]] = {}
         self._left = False
         self._done, self._wanted = first_step, -1  # steps in the parameters; steps in a requested checkpoint
-        self._answer: Message | None = None  # to that request, once it is known
+        self._answer: Message | None = None  # answer to that request, once it is known
         self._log: dict[tuple[int, Tensor], Boundary] = {}
         self._received: dict[tuple[int, Tensor], Boundary] = {}
         self._sums: Sums = Counter()
@@ -337,7 +335,9 @@ class Node:
         if me.applied != step - 1:
             self.world.fail(f"{self.role} runs {kind}{mb} of step {step} with parameters after step {me.applied}")
         if takes and self._received[step, takes]._replace(wrong=False) != self._boundary(step, takes):
-            self.world.fail(f"{self.role} runs {kind}{mb} of step {step} on a tensor of {self._received[step, takes]}")
+            self.world.fail(
+                f"{self.role} runs {kind}{mb} of step {step} on a wrong tensor: {self._received[step, takes]}"
+            )
         yield None  # the op runs; other events may happen
         if me.records.get(step) is record:
             if (step, kind, mb) in self._ran:
@@ -378,7 +378,7 @@ class Node:
                     assert sender is not None
                     yield from self.receive(orders, self._member(sender), ("validation", step, (number, takes)))
                     if self.arrived != self._boundary(step, takes):
-                        self.world.fail(f"{self.role} validates step {step} on a tensor of {self.arrived}")
+                        self.world.fail(f"{self.role} validates step {step} on the tensor {self.arrived}")
                 if me.applied != step:
                     self.world.fail(f"{self.role} validates step {step} with parameters after step {me.applied}")
                 if not output_of(OpKind.FORWARD, mb, self.role.stage, stages):
@@ -473,7 +473,7 @@ class Node:
             yield None
             self.shards.confirm() if ahead else self.shards.step(commit.step)
             if any(n != 1 for of, n in self.reduced[commit.step].items() if of != WRONG):
-                self.world.fail(f"{self.role} applies {self.reduced[commit.step]}")
+                self.world.fail(f"{self.role} applies a gradient not counted once: {self.reduced[commit.step]}")
             self._feed(commit)
             self._sums.clear()
             self.reduced.pop(commit.step)
@@ -512,7 +512,7 @@ class Node:
         self.saves.append(Saved(step, whole, str(self.role)))
 
     def saves_until(self, step: int) -> bool:
-        """Whether it has yet to save a checkpoint of at most this number of steps, or to report one."""
+        """Whether this worker must still save or report a checkpoint of at most this number of steps."""
         reports = (*self.saves, *self.outbox, *self.lost_messages.values())
         return self._done < step or any(isinstance(each, Saved | SaveFailed) for each in reports)
 
@@ -557,7 +557,7 @@ class Node:
     def _relayout(self, layers: list[int]) -> None:
         """Gives the stage these layers. It then holds those blocks of new layers that have arrived."""
         if self._sums or self.reduced or self._log or self._received:
-            self.world.fail(f"{self.me.worker} gets other layers within a step")
+            self.world.fail(f"{self.me.worker} changes its layers in the middle of a step")
         self.shards.relayout(layers, self.arriving)
         self.layers, self.arriving = list(layers), Shards(self, (), -1)
         self.me.relayout(blocks_of(layers))

@@ -41,8 +41,8 @@ class Order:
     understudy: bool = False  # a stage with one live worker gets one
     third: bool = False  # a worker with a wrong copy is killed
     shuffled: bool = False  # members play random workers
-    patience: int | None = 0  # events for which the job waits for followers; None: for ever
-    seed: int | None = None  # of the choices; None: all processes in turn
+    patience: int | None = 0  # events for which the job waits for followers; None: forever
+    seed: int | None = None  # seed of the choices; None: all processes take turns
     delays: int | None = None  # changes of priority; None: no priorities
 
     @classmethod
@@ -126,7 +126,7 @@ class Order:
 
     @property
     def _events(self) -> int:
-        """Number of events without faults."""
+        """Number of events in a run without faults."""
         return _events(self.shape, self.steps, self.stagger, self.evaluate_every, self.save_every, self.copies)
 
     def run(self) -> World:
@@ -223,7 +223,7 @@ def _report(draw: Draw, broken: list[int]) -> None:
 
 
 def _shrunk(order: Order) -> Order:
-    """A minimal order that violates the contract: no order with one item less does."""
+    """A minimal order that violates the contract: no order with one item fewer does."""
     while True:
         for smaller in _smaller(order):
             if _broken(smaller):

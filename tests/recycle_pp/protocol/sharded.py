@@ -1,6 +1,6 @@
 """The state of a simulated worker: the newest step in each block, and the messages about blocks.
 
-Its program mirrors `execution.commits` and `state.exchange`, message by message. A death, a cut or a delay may affect
+The code mirrors `execution.commits` and `state.exchange`, message by message. A death, a cut or a delay may affect
 any message, and the version of a block is checked at each use. Whole state is sharded state whose blocks all workers
 hold.
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .node import Node
 
 Program = Generator[Callable[[], bool] | None, None, None]
-SIZES = [[128, 256], [128, 384, 128]]  # elements of the blocks in a layer with an even number, and an odd one
+SIZES = [[128, 256], [128, 384, 128]]  # elements of the blocks in even-numbered and in odd-numbered layers
 
 LACKING = "a block of some tensor is in none of the parts"
 WRONG = (-1, (-1, -1))  # in a counter of sums: derived from a wrong block
@@ -90,7 +90,7 @@ class Shards:
             key = self._key(orders, "exponents")
             if shares.knows == me:
                 if {*self.exponents.values()} != {committed}:
-                    node.world.fail(f"{node.me.worker} gives exponents after step {self.exponents}, not {committed}")
+                    node.world.fail(f"{node.me.worker} sends exponents after step {self.exponents}, not {committed}")
                 for peer in node.peers():
                     node.send(orders, peer, key, dict(self.exponents))
                     yield None
@@ -184,7 +184,7 @@ class Shards:
         node = self._node
         before, total = (dict(self.state), self.exponents), len(node.world.problem.microbatch_keys())
         if self._reported or any(WRONG in grad for grad in self._grads.values()):
-            node.world.deceived(f"{node.me.worker} updates {list(self._grads)}, wrong were {self._reported}")
+            node.world.deceived(f"{node.me.worker} updates {list(self._grads)} although {self._reported} were wrong")
         for block, grad in self._grads.items():
             grad.pop(WRONG, None)
             if self.state[block] != step - 1 or set(grad.values()) != {1} or len(grad) != total:
@@ -204,7 +204,7 @@ class Shards:
         self._grads, self._undo = {}, None
 
     def undo(self) -> None:
-        """Undoes an early update. Weights of blocks that other workers hold keep their new values until sent again."""
+        """Rolls back an early update. Weights of blocks that others hold keep their new values until sent again."""
         assert self._undo is not None
         self.state, self.exponents = self._undo
         for block, step in self.state.items():
@@ -236,7 +236,7 @@ class Shards:
     def check_weights(self, step: int) -> None:
         node = self._node
         if {*self.weights.values(), *self.exponents.values()} != {step}:
-            node.world.fail(f"{node.me.worker} uses weights {self.weights}, exponents {self.exponents}, not of {step}")
+            node.world.fail(f"{node.me.worker} uses weights {self.weights}, exponents {self.exponents}, not {step}")
 
     def given(self) -> dict[UnitId, tuple[int, int | None]]:
         """The state in a donor's parcel: block -> (step in it, its fault or None)."""
@@ -263,7 +263,7 @@ class Shards:
             self.state[block] = self.weights[block] = step
             if state is not None:
                 if state[block][0] != step:
-                    self._node.world.fail(f"block {block} is given as after step {state[block][0]}, not {step}")
+                    self._node.world.fail(f"block {block} is sent as after step {state[block][0]}, not {step}")
                 self._taint(block, state[block][1])
         self.exponents |= {layer: max(self.exponents[layer], step) for layer in layers}
 

@@ -1,5 +1,7 @@
-"""Each block has k live holders if k workers are alive. Loads stay equal, few blocks move, and k - 1 deaths between two
-heals lose nothing."""
+"""Each block has k live holders if k workers are alive.
+
+Loads stay equal, few blocks move, and k - 1 deaths between two heals lose nothing.
+"""
 
 import random
 from collections import Counter
@@ -84,7 +86,7 @@ HOSTS = st.lists(st.sampled_from("abc"), min_size=16, max_size=16).map(lambda na
 
 
 @given(st.data(), SIZES, PEERS, st.integers(1, 4), HOSTS)
-def test_with_any_hosts_the_same_holds_and_no_peer_is_overloaded(data, sizes, peers, copies, hosts):
+def test_with_any_hosts_each_block_has_its_holders_and_no_peer_is_overloaded(data, sizes, peers, copies, hosts):
     live, table = set(peers), placed(sizes, peers, copies, hosts)
     for _ in range(data.draw(st.integers(1, 6))):
         deaths = data.draw(st.integers(0, min(copies, len(live)) - 1))

@@ -165,9 +165,9 @@ def test_the_limit_is_the_lease_the_suspicion_or_ten_times_the_profile(sign, lim
 
     assert not is_stuck(limit, limit) and is_stuck(limit + 1, limit + 1)
     spins = sign.activity.kind == "device"
-    assert is_stuck(limit + 1, 0.0) == spins, "time of a processor that waits for its device is no progress"
+    assert is_stuck(limit + 1, 0.0) == spins, "processor time spent waiting for the device is not progress"
     assert not is_stuck(BUSY * limit, 0.0) or spins
-    assert is_stuck(BUSY * limit + 1, 0.0), "a loop without an end takes processor time, too"
+    assert is_stuck(BUSY * limit + 1, 0.0), "an endless loop takes processor time, too"
 
 
 def test_a_waiting_joiner_delays_no_worker():

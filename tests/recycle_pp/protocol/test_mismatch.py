@@ -19,7 +19,7 @@ def table_of(*holders):
 
 @st.composite
 def stages(draw):
-    """(table, (block, worker) of wrong copies, those of them with a changed seal). All wrong copies differ."""
+    """(table, (block, worker) of wrong copies, those of these copies whose seal changed). All wrong copies differ."""
     holders = st.lists(st.sampled_from(PEERS), min_size=1, max_size=4, unique=True)
     table = table_of(*draw(st.lists(holders, min_size=1, max_size=8)))
     held = [(block, peer) for block, holders in table.items() for peer in holders]

@@ -44,7 +44,7 @@ def test_a_death_at_any_event_loses_nothing(shape, stagger, each):
 
 
 @pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_update_undone_by_clipping_is_undone_by_all_workers_with_its_weights(each):
+def test_an_update_rolled_back_by_clipping_is_rolled_back_by_all_workers_with_its_weights(each):
     order = Order((4, 1, 2), steps=4, copies=2, stagger=True, clipped=frozenset({1}))
     for moment in range(0, order.run().events, each):
         world = replace(order, faults=(Fault(moment, "kill", Worker(1, 0)),), seed=moment).run()
@@ -87,7 +87,7 @@ def test_the_successor_of_a_coordinator_that_dies_at_any_event_finds_all_holders
 @pytest.mark.parametrize("kind", ["flip", "err"])
 def test_a_block_that_becomes_wrong_at_any_event_is_detected_in_the_next_vote_and_not_used(kind, shape, each):
     """The world fails if a wrong value is applied or saved, or if a worker without a fault is killed."""
-    k = 2 if kind == "flip" else 3  # of two copies, the wrong one of a bad update is unknown
+    k = 2 if kind == "flip" else 3  # with two copies, it is unknown which one a bad update made wrong
     order = Order(shape, steps=4, copies=k, third=True, save_every=2)
     events = order.run().events
     found = 0
@@ -140,8 +140,11 @@ def test_without_a_copy_of_a_block_the_job_restarts_from_its_checkpoint_or_ends(
 
 
 def test_unneeded_weights_are_not_sent_again():
-    """A regression: a lost connection voids early updates, but not a stage's sums. One worker of the stage repeats its
-    early update before another has the old weights back. Then a worker of another stage dies."""
+    """A regression: a lost connection voids early updates, but not a stage's sums.
+
+    One worker of the stage repeats its early update before another has the old weights back. Then a worker of another
+    stage dies.
+    """
     faults = (Fault(1012, "lose", Worker(0, 2)), Fault(1061, "kill", Worker(2, 2)))
     Order((3, 3, 1), faults, steps=4, copies=3, stagger=True, evaluate_every=2, save_every=2).run()
 

@@ -130,7 +130,7 @@ NAME = "unit 2 of layer 0 (0.2)"
 
 
 def compared(copies, flips, changed=(), third=False):
-    """The result of comparing votes, in which the workers `flips` have a flipped copy of block 2."""
+    """The result of comparing votes, if the workers `flips` have a flipped copy of block 2."""
     units, found = running(copies, *range(copies))
     units._third, units.hosts = third, {0: "h"}
     votes = {
@@ -265,7 +265,7 @@ def test_a_joiner_follows_exactly_the_units_that_it_will_hold_as_a_member(copies
     gives = units.sources(2, 0, live, {0: 1})
     wanted = sorted(unit for of in gives.values() for unit in of)
     assert wanted == sorted({*wanted}) and units.give(gives)
-    assert copies or gives == {1: U[:COUNT]}, "one donor, that serves the fewest"
+    assert copies or gives == {1: U[:COUNT]}, "the only donor is the one that serves the fewest joiners"
     for holdings in found.values():
         holdings.commit(1, [])
         holdings.gathered(1)
@@ -274,7 +274,7 @@ def test_a_joiner_follows_exactly_the_units_that_it_will_hold_as_a_member(copies
     found[2].join(1)
     shares = share(units, found, 1)
     assert shares.copies == [] and [u for u, of in shares.holders.items() if 2 in of] == wanted
-    assert (shares.knows is None) == (len(wanted) == 6), "a worker without some units lacks their weights"
+    assert (shares.knows is None) == (len(wanted) == 6), "a worker lacks the weights of units that it does not hold"
 
 
 def test_two_joiners_hold_the_units_that_they_followed_even_if_one_starts_again():
@@ -334,7 +334,7 @@ def test_after_a_move_no_unit_is_copied_and_each_has_its_holders(copies):
     sources = Counter()
     for member in (3, 4, 5):
         gives = units.moved(member, THEN[1], ALL, {0: 1})
-        assert units.give(gives) and (copies or [*gives] == [1]), "one donor, that serves the fewest"
+        assert units.give(gives) and (copies or [*gives] == [1]), "the only donor serves the fewest joiners"
         sources.update((unit, donor) for donor, of in gives.items() for unit in of)
         found[member].arriving = 0, [unit for of in gives.values() for unit in of]
     assert not copies or set(sources.values()) == {1}, "the copies of a unit come from different holders"

@@ -7,10 +7,10 @@
 The world simulates the supervisors, the network and the clock. `coordinator.Coordinator` simulates the coordinator,
 `node.Node` a worker. The chooser selects the next event among all messages that may arrive and all processes that may
 act. So messages are delayed and overtake each other (except on one connection, as with TCP), timers fire at any time,
-and a dead process leaves a part of its messages.
+and only some of a dead process's messages arrive.
 
 Every run checks the contracts: an op uses the parameters of its step; no survivor runs an op twice; peers that save or
-validate are in the same state; and until the end some event is always possible. At every commit each layer of each
+validate are in the same state; and until the end at least one event is possible. At every commit each layer of each
 micro-batch has been computed exactly once, and every block has all its holders. A violation raises `Violation` with the
 events that led to it.
 """
@@ -46,7 +46,7 @@ class Fault(NamedTuple):
     """At event `at`, `kind` happens to the process that was started as `worker`.
 
     kill    it dies; messages that it has sent may be lost
-    lose    it is removed although it lives: it works on, and its messages are ignored
+    lose    it is removed although it lives: it keeps working, and its messages are ignored
     revive  if it is dead, a new process replaces it
     leave   it gets SIGTERM
     cut     its connection to another worker breaks
@@ -94,20 +94,20 @@ class World:
         self.layout = layout_of([LAYERS] * stages)  # at the start
         self.stages, self.steps, self.clipped = stages, steps, clipped
         self.misfits = misfits  # (step, attempt) whose sums do not fit
-        self.copies = copies  # of each block of sharded state; 0: all workers hold all blocks
+        self.copies = copies  # copies of each block of sharded state; 0: all workers hold all blocks
         self.understudy = understudy  # a stage with one live worker gets one
         self.third = third  # a worker with a wrong copy is killed
         self.flips = 0  # flipped bits and wrong updates so far
         self.excused = False  # a wrong worker died before its vote, so its messages count
         self.stagger, self.evaluate_every, self.save_every = stagger, evaluate_every, save_every
-        self.per_pass, self.held_out = 1, pipelines + 1  # of a validation: two passes, the second with one micro-batch
+        self.per_pass, self.held_out = 1, pipelines + 1  # a validation has two passes, the second with one micro-batch
         self.events = 0
         self._history: list[tuple[Any, ...]] = []
         self.rng = random.Random(seed)
         workers = list(initial(pipelines, stages).values())
         self.assignment = dict(enumerate(self.rng.sample(workers, len(workers)) if shuffled else workers))
-        self.actors: list[Node] = []  # all processes that act, also removed ones
-        self.speculations = self.taken_back = 0  # steps applied early, and those undone
+        self.actors: list[Node] = []  # all processes that act, including removed ones
+        self.speculations = self.taken_back = 0  # steps applied early, and those rolled back
         self.coordinator = Coordinator(self)
         self.coordinator.begin()
         self._ranks = {worker: member for member, worker in self.coordinator.job.assignment.items()}  # at the start
@@ -123,7 +123,7 @@ class World:
                     self._befall(ahead.popleft())
                 self._advance(choose)
                 if self.events > limit:
-                    self.fail("no end in sight")
+                    self.fail(f"not finished after {limit} events")
         except Violation:
             raise
         except Exception as error:
@@ -137,7 +137,7 @@ class World:
         if not options:
             job = self.coordinator.job
             live = ", ".join(map(str, sorted(job.live)))
-            self.fail(f"nothing can happen any more ({job.phase}, step {job.committed + 1}, live {live})")
+            self.fail(f"deadlock: no event is possible ({job.phase}, step {job.committed + 1}, live {live})")
         who, what = option = options[choose(options)]
         self._history.append(option)
         self.events += 1
@@ -145,7 +145,7 @@ class World:
 
     def fail(self, what: str, cause: BaseException | None = None) -> None:
         story = "\n".join(" ".join(map(str, entry)) for entry in self._history[-150:])
-        raise Violation(f"{what}; the last events (number of the process, what it does):\n{story}") from cause
+        raise Violation(f"{what}; the last events (process number, action):\n{story}") from cause
 
     def _over(self) -> bool:
         coordinator = self.coordinator
@@ -163,7 +163,7 @@ class World:
             if node.alive and node.me.member in coordinator.job.live and node.me.applied != self.steps - 1:
                 self.fail(f"{node.me.worker} ends with the parameters after step {node.me.applied}")
         if self.save_every and coordinator.saved != self.steps:
-            self.fail(f"the newest checkpoint holds {coordinator.saved} steps of {self.steps}")
+            self.fail(f"the newest checkpoint is of {coordinator.saved} steps, not of {self.steps}")
 
     def _options(self) -> list[Option]:
         """The possible next events. Those of a process are computed again only if it is `stale`."""
@@ -198,10 +198,10 @@ class World:
         for stage, layers in job.units.layout.items():
             peers = [node for node in voters if node.me.worker.stage == stage]
             if any(node.layers != layers for node in peers):
-                self.fail(f"stage {stage} has layers {layers}, its workers {[node.layers for node in peers]}")
+                self.fail(f"stage {stage} has layers {layers}, but its workers have {[node.layers for node in peers]}")
             computed.update(peers[0].reduced[step])
             if any(node.reduced[step] != peers[0].reduced[step] for node in peers):
-                self.fail(f"workers {peers} hold different sums of step {step}")
+                self.fail(f"workers {peers} have different sums in step {step}")
             holders = Counter(block for node in peers for block in node.shards.state)
             for block in blocks_of(layers):
                 if holders[block] < min(self.copies or len(peers), len(peers)):
@@ -209,7 +209,7 @@ class World:
         once = {(layer, mb): 1 for layer in range(LAYERS * self.stages) for mb in self.problem.microbatch_keys()}
         computed.pop(WRONG, None)
         if computed != once:
-            self.fail(f"step {step} has the gradients of (layer, micro-batch) {computed}")
+            self.fail(f"in step {step}, gradients are not counted once per (layer, micro-batch): {computed}")
 
     def problem_of(self, layout: Layout) -> Problem:
         """The planning problem of this layout: the time of a stage is its number of layers."""
