@@ -20,7 +20,7 @@ class FakeLibrary:
     """
     hanging     communicators whose operations hang in the driver until an abort; the first such operation sets `hangs`
     unfinished  whether the GPU still runs the operations
-    computing   whether the GPU still runs the compute before the operations
+    computing   whether the GPU still runs the computation before the operations
     failure     the error that all communicators report
     operations  (name, number of elements) of every finished operation
     missing     dtypes that this build of the library cannot sum

@@ -50,7 +50,7 @@ class Meeting(NcclGroup):
 
 @pytest.fixture
 def job(monkeypatch):
-    """links: by member. deaf: members to which no value is delivered any more."""
+    """links: member -> its links. deaf: members to which no value is delivered any more."""
     monkeypatch.setattr(Meeting, "aborted", [], raising=False)
     stores, deaf = {}, set()
 

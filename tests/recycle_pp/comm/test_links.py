@@ -181,8 +181,10 @@ def test_an_abort_ends_operations_that_wait_for_live_workers(where):
 
 
 def test_a_lookup_of_a_dead_worker_in_an_ended_generation_raises_link_broken():
-    """The next generation may be ready before the executor has read its new orders. So the executor may still ask for a
-    worker that the links no longer have."""
+    """The next generation may be ready before the executor has read its new orders.
+
+    So the executor may still ask for a worker that is no longer in the links.
+    """
     transport = SimpleNamespace(join=lambda *_: None, end=lambda over: None)
     links, members = Links(transport), grid(2, 1)
     links.rebuild(0, members, 0)

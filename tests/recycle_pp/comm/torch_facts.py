@@ -30,7 +30,7 @@ def fact(sentence: str):
             try:
                 test(*arguments, **named)
             except Exception as error:
-                raise AssertionError(f"no longer so in torch {torch.__version__}: {sentence}") from error
+                raise AssertionError(f"no longer true in torch {torch.__version__}: {sentence}") from error
 
         return run
 
