@@ -133,14 +133,16 @@ def loses_a_stage(monkeypatch, savers=()):
     return state, ranks
 
 
-def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_as_other_workers(monkeypatch):
+def test_after_the_last_death_of_a_stage_the_survivors_fill_all_stages_and_restart_from_the_checkpoint(monkeypatch):
     state, ranks = loses_a_stage(monkeypatch)
     job = state.job
     assert {ranks[0].role.stage, ranks[2].role.stage} == {0, 1}
     assert ranks[0].supervisor.received == ranks[2].supervisor.received == [Spawn]
     assert job.first_step == 5 and job.committed == 4
     assert job.waiting == {0, 2}
-    assert [state.restarts.earliest(ranks[number].role) for number in (1, 3)] == [20, 30], "each keeps its `+rejoin_at`"
+    assert [state.restarts.earliest(ranks[number].role) for number in (1, 3)] == [20, 30], (
+        "each dead worker keeps its `+rejoin_at`"
+    )
     assert not state.digests  # fewer workers may sum the repeated steps in another order
     assert state.recorder.events == ["stage_lost"] and not state.lifecycle.over
 

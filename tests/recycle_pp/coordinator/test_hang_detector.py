@@ -63,9 +63,12 @@ class Supervisor:
 
 
 class Job:
-    """Twelve workers in step 7. say: activities by number of the worker; all other workers compute.
+    """Twelve workers in step 7.
 
-    The same object stands for the detector's driver, its handler of deaths, and the protocol's job."""
+    The same object stands for the detector's driver, its handler of deaths, and the protocol's job.
+
+    say: worker number -> activity; all other workers compute
+    """
 
     agreement_gate = SimpleNamespace(busy=False)
     committed, phase, unanswered, waits_for_round = 6, "running", frozenset(), False
@@ -149,7 +152,7 @@ class Job:
                 self.hangs.worker_beats(rank, WorkerHeartbeat(now, "boot", reading=reading))
 
     def watch(self, seconds):
-        """Returns after this time in which the detector runs, or when the job stops."""
+        """Runs the detector for this time, or until the job stops."""
         self.run(self.watched(seconds))
 
     def run(self, coroutine):
@@ -232,7 +235,7 @@ def test_if_all_workers_wait_the_generation_is_renewed_and_finally_the_job_stops
 
 
 @pytest.mark.parametrize("what", ["sum", "copy"])
-def test_a_wait_for_workers_at_which_bytes_arrive_is_no_deadlock(what, new_job):
+def test_a_wait_for_workers_that_still_receive_bytes_is_not_a_deadlock(what, new_job):
     """All wait for stage 2, one of whose workers receives a long message through a slow network."""
     job = new_job()
     job.say = dict.fromkeys(range(12), Activity("waits", "commit", 7))

@@ -24,7 +24,7 @@ def test_each_plan_names_the_stages_that_recompute():
     job = new_job(small(**SHAPE, parallel__memory=f"{room}"), first_step=0)
 
     def recomputing(kind: type) -> dict[int, bool]:
-        """`recompute` by stage in the messages of this kind: of the first generation and of its next plan."""
+        """`recompute` by stage in the messages of this kind: for the first generation and for its next plan."""
         reports = [MessageReceived(m, Report(job.generation, [], False, 0.0, HOLDS)) for m in sorted(job.live)]
         sends = [send for report in reports for send in job.handle(report).sends]
         sends += job.handle(PlanMade(job.problem_now())).sends

@@ -44,7 +44,7 @@ def test_machines_without_a_problem_print_nothing(of):
     assert of.print() == []
 
 
-def test_versions_are_compared_with_those_of_rank_0_also_if_its_result_is_the_last(of):
+def test_versions_are_compared_with_those_of_rank_0_even_if_its_result_arrives_last(of):
     of.checks.checked(of.rank(1), MachineChecked(VERSIONS, []))
     of.checks.checked(of.rank(2), MachineChecked(VERSIONS | {"torch": "2.12.1"}, []))
     of.checks.checked(of.rank(0), MachineChecked(VERSIONS, []))
@@ -79,7 +79,7 @@ def test_a_wrong_clock_is_named_once_for_each_machine(of, offset, words):
     assert f"the clock of host1 is {words} that of the coordinator's machine" in line
 
 
-def test_a_slow_answer_is_no_wrong_clock(of, monkeypatch):
+def test_a_slow_answer_is_not_a_wrong_clock(of, monkeypatch):
     """The clock was read at an unknown time between the welcome and the arrival of the answer."""
     of.checks.welcomed(1)
     clock = time.time() + 0.1

@@ -35,7 +35,7 @@ def test_the_writers_upload_and_the_last_one_seals(storing):
     assert storing.uploading == 0 and storing.unsaved()[0] == 8
 
 
-def test_a_seal_brings_the_losses_of_all_validations_that_no_seal_has_brought(storing):
+def test_a_seal_contains_the_losses_of_all_validations_since_the_last_completed_seal(storing):
     def losses(step):
         storing.begin(step, PARTS[:1], False, False, LIVE)
         files = {"stage-0-0-aa/x": [1, 2]}

@@ -143,8 +143,12 @@ class Client:
 
 @asynccontextmanager
 async def three_workers(folder, state, last=None, store=None, **control):
-    """A new coordinator of three workers of one stage, which have all reported `state`. Gives the coordinator, the
-    clients of their supervisors, and the task that is the coordinator's run. last: report of the last worker instead"""
+    """A new coordinator of three workers of one stage, which have all reported `state`.
+
+    Yields the coordinator, the clients of the workers' supervisors, and the task that runs the coordinator.
+
+    last: report of the last worker, if it differs from `state`
+    """
     settings = Settings(
         run=Run(steps=9, dir=str(folder)),
         parallel=Parallel(3, 1, microbatches=1),
@@ -185,7 +189,7 @@ async def until(condition):
 
 @pytest.mark.parametrize("ends", ["worker", "node"])
 def test_a_death_while_the_coordinator_reads_the_run_folder_is_not_missed(ends, tmp_path, monkeypatch):
-    """After all have reported. Otherwise the job would wait for the dead member until it stops."""
+    """The death follows all workers' reports. If it were missed, the job would wait for the dead member."""
 
     async def main():
         read = asyncio.Event()
@@ -204,7 +208,7 @@ def test_a_death_while_the_coordinator_reads_the_run_folder_is_not_missed(ends, 
 
 @pytest.mark.parametrize("error", [errno.ESTALE, None], ids=["stale", "silent"])
 def test_a_run_folder_that_fails_does_not_delay_a_takeover_at_a_checkpoint(error, tmp_path, monkeypatch):
-    """For instance because it was on the lost coordinator's node."""
+    """For instance, the folder was on the lost coordinator's node."""
 
     def failing(method):
         def call(path):
@@ -231,7 +235,7 @@ def test_a_run_folder_that_fails_does_not_delay_a_takeover_at_a_checkpoint(error
         answers.set()
 
 
-def test_a_new_process_of_a_worker_that_died_before_the_takeover_is_started_again_and_is_no_death(tmp_path):
+def test_a_new_process_of_a_worker_that_died_before_the_takeover_is_started_again_without_counting_as_dead(tmp_path):
     async def main():
         async with three_workers(tmp_path, state_after(5), last=State()) as (coordinator, supervisors, _):
             await until(lambda: coordinator.state.job.live == {0, 1})
@@ -266,7 +270,7 @@ def test_after_a_takeover_the_last_checkpoint_has_a_time_limit(tmp_path):
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_after_a_takeover_a_checkpoint_is_uploaded_also_if_its_assembler_is_lost(last, tmp_path):
+def test_after_a_takeover_a_checkpoint_is_uploaded_even_if_its_assembler_is_lost(last, tmp_path):
     """The assembler resends `Assembled`, but it has died with the node of the lost coordinator."""
 
     async def main():
@@ -281,7 +285,7 @@ def test_after_a_takeover_a_checkpoint_is_uploaded_also_if_its_assembler_is_lost
 
 
 def test_an_exception_in_a_takeover_ends_the_coordinator(tmp_path, monkeypatch):
-    """Otherwise it would lead on, and no other one would be elected."""
+    """Otherwise the coordinator would keep leading, and no successor would be elected."""
 
     async def main():
         monkeypatch.setattr(Saving, "newest_step", property(lambda self: 1 / 0))

@@ -86,7 +86,7 @@ def test_a_worker_that_describes_its_changed_stage_keeps_its_measured_times():
 
 
 @pytest.mark.parametrize(("phase", "event"), [("starting", "stopped"), ("running", "refused")])
-def test_a_worker_with_other_frozen_weights_stops_a_start_and_is_refused_later(phase, event):
+def test_a_worker_with_different_frozen_weights_stops_a_start_and_is_refused_later(phase, event):
     state, driver, sent = job_state(), Driver(), []
     workers = workers_of(state, driver)
     for number, origin in enumerate(("one", "one", "other")):
