@@ -54,7 +54,7 @@ class Supervisors:
         await self.elections[leader].agree(generation, places or self.places)
         newest = self.elections[leader].voter.memberships
         while any(election.voter.memberships != newest for election in self.elections.values()):
-            await asyncio.sleep(0.01)  # until all know that it is agreed
+            await asyncio.sleep(0.01)  # until all know that the membership is agreed
 
     async def propose(self, leader, memberships, rank):
         """Delivers the leader's proposal only to the supervisor of this rank."""
@@ -309,8 +309,8 @@ def test_a_leader_whose_lease_expired_while_all_others_ended_is_not_confirmed(mo
     asyncio.run(main())
 
 
-def test_a_leader_whose_rank_a_new_node_has_does_not_take_that_nodes_election_for_its_own():
-    """It was suspended. Meanwhile its node was replaced, and the new node was elected in its turn."""
+def test_a_leader_whose_rank_went_to_a_new_node_does_not_mistake_that_nodes_election_for_its_own():
+    """The leader was suspended. Meanwhile its node was replaced, and the new node was elected later."""
 
     async def main():
         async with agreed(3) as supervisors:

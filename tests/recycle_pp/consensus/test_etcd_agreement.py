@@ -101,7 +101,7 @@ def test_a_leader_that_reaches_a_majority_is_not_deposed(server):
 
 
 def test_a_leader_that_answers_is_followed_again(server):
-    """Only the connection to it was lost, and the first attempt to reconnect took too long."""
+    """Only the connection to the leader was lost, and the first attempt to reconnect took too long."""
 
     async def main():
         supervisors = Supervisors(server, "answers")
@@ -113,7 +113,9 @@ def test_a_leader_that_answers_is_followed_again(server):
         begun = time.monotonic()
         assert await supervisors.all_notice(0, 1) == [leader]
         assert time.monotonic() - begun < 2 * PATIENCE
-        assert not (await supervisors.those[1]._read_view()).lost, "its mark does not count with a later one of rank 2"
+        assert not (await supervisors.those[1]._read_view()).lost, (
+            "rank 1's mark is deleted, so it does not add to a later one of rank 2"
+        )
         listener.close()
         supervisors.die(0, 1, 2)
 

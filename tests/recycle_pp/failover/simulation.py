@@ -146,7 +146,7 @@ class Simulation(ExitStack):
         self.begun = False
         self.lost = False  # too few supervisors were left at some time, so the job may end
         self._dead: set[str] = set()
-        self._cut_off: set[str] = set()  # were cut off at some time, so they may have given up
+        self._cut_off: set[str] = set()  # names that were cut off at some time and may have given up
         self._one_way: set[tuple[str, str]] = set()  # links cut in one direction
         self._healed = False
         self._agreed: dict[int, tuple[int, int]] = {}  # term -> rank that acted in it, generation
@@ -225,14 +225,14 @@ class Simulation(ExitStack):
         self._committed.setdefault(term, []).append(step)
         late = [step for step in self._committed[term] if step > self._replaced.get(term, step)]
         if len(late) > 1:
-            self.errors.append(f"the leader of term {term} has committed {late} after a later one began to commit")
+            self.errors.append(f"the leader of term {term} committed {late} after the first commit of a later leader")
         for older in [older for older in self._committed if older < term]:
             self._replaced.setdefault(older, self._committed[older][-1])
 
     def adopts(self, node: Node, commits: dict[int, int], resetting: bool) -> None:
         """Records the start of a generation. A worker that keeps its state must not have commits that the job lacks."""
         if not resetting and not node.applied.items() <= commits.items():
-            self.errors.append(f"{node.name} has committed {node.applied}, the job {commits}")
+            self.errors.append(f"{node.name} has committed {node.applied}, but the job {commits}")
         node.applied = commits
 
     def record(self, sentence: str) -> None:
@@ -255,7 +255,7 @@ class Simulation(ExitStack):
             self.loop.run(self.loop.time() + 1.0)
             expected = [node for node in expected if node.name not in self._cut_off or node.code is None]
             ended = [node.name for node in expected if node.code is not None]
-            assert not ended, self.explain(f"{ended} ended, though nothing was wrong with them")
+            assert not ended, self.explain(f"{ended} ended although they should continue")
             where = [(node.name, node.generation, node.committed) for node in expected]
             assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
             assert self.loop.time() < deadline, self.explain(f"the job does not continue: {where}")
@@ -280,7 +280,7 @@ class Simulation(ExitStack):
         assert not left or majority([node.rank for node in left], ranks), self.explain(f"too few continue: {where}")
         if not self._healed:
             codes = [node.code for node in self.nodes if node.code is not None]
-            assert all(code == 1 for code in codes), self.explain(f"a lost supervisor exits with 1: {where}")
+            assert all(code == 1 for code in codes), self.explain(f"a lost supervisor must exit with 1: {where}")
 
     # -- faults ------------------------------------------------------------------------------------------------
 

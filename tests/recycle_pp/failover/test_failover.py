@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:R
 
 
 def random_order(seed):
-    """Deaths, resets, healed cuts, late messages and pauses. They are so few that the job can usually continue."""
+    """Deaths, resets, healed cuts, late messages and pauses, few enough that the job can usually continue."""
     chance = random.Random(seed)
     size, one_machine = chance.choice([3, 4, 5, 6]), chance.random() < 0.5
     names = [f"s{k}" for k in range(size)]
