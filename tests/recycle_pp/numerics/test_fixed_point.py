@@ -75,7 +75,7 @@ def test_an_addend_that_does_not_fit_is_detected(poison):
 
 
 @given(st.floats(2.0**-60, 2.0**60), st.integers(3, 1000))
-def test_a_sum_4096_times_the_last_one_still_fits(largest, count):
+def test_a_sum_4096_times_the_previous_one_still_fits(largest, count):
     e = exponent(largest, count)
     grown = torch.full((ELEMENTS,), largest * 4095 / count)
     total, bad = summed([grown] * 3, e, count)

@@ -176,9 +176,9 @@ def test_exponents_follow_the_gradient():
     worker.follow(tiny)
     assert torch.equal(worker.exponents, before + 20)
     worker.follow(replace(small, flat=torch.zeros_like(small.flat)))
-    assert torch.equal(worker.exponents, before + 20), "a gradient of zeros says nothing"
+    assert torch.equal(worker.exponents, before + 20), "a gradient of zeros changes no exponent"
     worker.follow(replace(small, finite=False))
-    assert torch.equal(worker.exponents, before + 20), "nor does one that is not finite"
+    assert torch.equal(worker.exponents, before + 20), "nor does a gradient that is not finite"
 
 
 @pytest.mark.parametrize("form", [fixed.INT64, fixed.INT32], ids=["int64", "int32"])
@@ -246,7 +246,7 @@ def test_int32_sums_learn_an_exponent_for_every_row_in_the_first_attempt():
     assert len(exponents) == 6 and exponents[0] < exponents[1]
     assert exponents[3] == exponents[4] <= fixed.exponents(grad.abs().max()[None], G, fixed.INT32).item() + 7
     grad[4] = grad[0]
-    assert attempt().fits, "a row that comes alive fits"
+    assert attempt().fits, "a row that becomes nonzero fits"
 
 
 @settings(max_examples=20, deadline=None)

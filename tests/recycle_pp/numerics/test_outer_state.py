@@ -58,6 +58,6 @@ def test_checkpoints_and_copies_contain_the_outer_vectors():
     assert {"model", "theta", "outer_momentum", "residual"} <= optimizer.copy(units, newest=-1).keys()
 
 
-def test_the_plan_of_memory_counts_twelve_bytes_more_for_each_parameter():
+def test_the_memory_plan_counts_twelve_bytes_more_for_each_parameter():
     with_outer, without = stage_memory(island(), 0), stage_memory(PLAIN, 0)
     assert with_outer.state - without.state == pytest.approx(3 * without.gradient)

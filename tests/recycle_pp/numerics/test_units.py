@@ -199,7 +199,7 @@ def test_a_unit_without_an_update_is_dropped():
 )
 @settings(max_examples=8, deadline=None)
 @given(st.integers(128, 1200), st.sampled_from([None, 0.3, 1.0]))
-def test_an_undone_step_leaves_no_bit_and_a_confirmed_one_has_the_bits_of_the_commit(
+def test_a_rolled_back_step_leaves_no_bit_changed_and_a_confirmed_one_has_the_bits_of_the_commit(
     name, precision, moments, block, scale
 ):
     config = small(
@@ -236,7 +236,7 @@ def test_an_undone_step_leaves_no_bit_and_a_confirmed_one_has_the_bits_of_the_co
     assert all(torch.equal(x, y) for k in units for x, y in zip(at_commit.vectors(k), early.vectors(k), strict=True))
 
 
-def test_an_undone_step_keeps_units_that_it_did_not_update():
+def test_a_rolled_back_step_keeps_units_that_it_did_not_update():
     config = small(parallel__pipelines=2)
     stage = Stage(config, 0, CPU)
     optimizer = StageOptimizer(config, stage, whole=False)

@@ -1,4 +1,4 @@
-"""A member follows layers that it will get, beside its stage, until the stage takes them over."""
+"""While its stage trains, a member follows layers that it will get, until the stage takes them over."""
 
 import queue
 import threading

@@ -48,8 +48,10 @@ class Worker:
         return whole if self.units is None else part(self.stage, whole, self.units)
 
     def commit(self, step, how, decided=lambda commit, reduced: None):
-        """Ends a step in the way `how`. Calls `decided` when a worker does. Returns the commit and the reduced
-        gradient."""
+        """Ends a step in the way `how`. Returns the commit and the reduced gradient.
+
+        decided: called with both at the moment at which a worker announces its decision
+        """
         reduced = self.gradient(step)
         scale = {"skipped": None, "speculated": 1.0}.get(how, 0.7)
         commit = Commit(0, step, scale, norm=1.0, loss=1.0)
@@ -110,7 +112,7 @@ def donor(worker, monkeypatch, size, units=(), session=7, sent=None):
 
 
 def joiner(worker, steps=None):
-    """A worker that follows in session 7. steps: list to which each step is added whose state the worker has."""
+    """A worker that follows in session 7. steps: a list that collects the steps that the worker has caught up with."""
     reached = [] if steps is None else steps
     participant = SimpleNamespace(
         generation=-1, announced=None, followed=lambda *_: None, caught_up=lambda step, units: reached.append(step)
@@ -260,7 +262,7 @@ def test_a_joiner_with_several_donors_has_the_bits_of_a_holder_since_the_start(r
 
 
 class OldStream:
-    """A stream with this message next, for example from a donor that was hung."""
+    """A stream whose next message is this one, for example from a donor that hung."""
 
     def __init__(self, parcel):
         self.receive = lambda: parcel
@@ -319,7 +321,7 @@ def test_both_ends_of_a_broken_stream_report_its_session(monkeypatch):
 
 
 def test_a_donor_that_was_asked_for_a_unit_before_its_arrival_reports_the_session(pipe, monkeypatch):
-    """Otherwise the follower would wait for ever, because its other donors keep sending gradients."""
+    """Otherwise the follower would wait forever, because its other donors keep sending gradients."""
     here, sent = Worker(units=[0, 1]), []
     donations = donor(here, monkeypatch, 512, units=[2, 0], sent=sent)
     here.commit(0, "stepped", donations.committed)
@@ -378,5 +380,7 @@ def test_speculative_state_is_never_copied():
     worker.optimizer.speculate(worker.gradient(1), 1)
     assert worker.optimizer.copy(first, newest=1) is None
     worker.optimizer.confirm()
-    assert worker.optimizer.copy(first, newest=0) is None, "step 1 is in it, and the joiner does not know"
+    assert worker.optimizer.copy(first, newest=0) is None, (
+        "the state contains step 1, and the joiner does not know this"
+    )
     assert worker.optimizer.copy(first, newest=1) is not None

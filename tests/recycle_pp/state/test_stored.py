@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_uploaded_again_when_the_job_has_repeated_its_st
     assert answers.get(timeout=60) == Sealed(40)
 
 
-def test_a_store_that_fails_is_no_damage(stored, tmp_path, monkeypatch, capsys):
+def test_a_failing_store_does_not_count_as_a_damaged_checkpoint(stored, tmp_path, monkeypatch, capsys):
     for step in (20, 40):
         store(stored, tmp_path / str(step), step)
     sealed, head = stored.read(40), Store.head
@@ -164,7 +164,7 @@ def test_a_download_deletes_older_checkpoints_that_the_store_has_too(stored, tmp
     assert sorted(path.name for path in node.iterdir() if path.is_dir()) == ["step-000010", "step-000060"]
 
 
-def test_the_checkpoint_with_the_lowest_loss_is_kept_beside_the_newest(stored, tmp_path):
+def test_the_checkpoint_with_the_lowest_loss_is_kept_in_addition_to_the_newest(stored, tmp_path):
     for step, losses in ((20, {}), (40, {20: 2.0}), (60, {40: 1.0}), (80, {60: float("nan")}), (100, {80: 3.0})):
         store(stored, tmp_path / str(step), step)
         stored.prune(step, 1, losses)

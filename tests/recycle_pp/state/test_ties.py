@@ -1,5 +1,7 @@
-"""A tied embedding is in two stages, and all or some workers hold it. Every holder gets the gradient that a single
-worker would have, bit for bit, and all workers get its norms."""
+"""Every holder of a tied embedding gets the gradient that a single worker would have, bit for bit.
+
+The embedding is in two stages, and all or some of their workers hold it. All workers get its norms.
+"""
 
 import queue
 import threading
@@ -31,8 +33,10 @@ from ..numerics.test_units import cut
 
 
 class Network:
-    """Messages and sums between workers that are threads. ordered: messages have no tags, and are sent only between
-    stages."""
+    """Messages and sums between workers that are threads.
+
+    ordered: messages have no tags, and are sent only between stages
+    """
 
     def __init__(self, members, ordered):
         self.ordered, self.members = ordered, members
@@ -41,7 +45,7 @@ class Network:
         self.barriers = {stage: threading.Barrier(len(of), timeout=120) for stage, of in self.stages.items()}
         self.parts = {}
         self.sent = []
-        self.rooms = {member: [] for member in members}  # where each worker received
+        self.rooms = {member: [] for member in members}  # tensors into which each worker has received
 
     def links(self, me):
         met, stage = set(), self.members[me].stage
@@ -131,7 +135,9 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
             alone[w.stage].gradients.follow(whole)
             stage.gradients.follow(again)
             assert torch.equal(stage.gradients.exponents, alone[w.stage].gradients.exponents)
-    assert copies or len(network.sent) == 2 * 6, "each time, each worker sends its sums to one of the other stage"
+    assert copies or len(network.sent) == 2 * 6, (
+        "in each reduction, each worker sends its sums to one worker of the other stage"
+    )
 
 
 def shared_out(copies, members, described):
@@ -181,7 +187,7 @@ def test_with_whole_state_every_worker_receives_one_message_per_stage_from_evenl
 
 
 def wire(me, number, shares, sent, awaited, order):
-    """Records the messages about tied units that a member of stage `number` sends and awaits, without tensors."""
+    """Records, without tensors, the messages about tied units that a member of stage `number` sends and awaits."""
 
     def send(tensor, to, tag):
         sent.append((me, to))

@@ -1,4 +1,4 @@
-"""Copies of stored objects on this machine: complete or absent, made once, and those that the store has now."""
+"""Local copies of stored objects: complete or absent, made once, and up to date with the store."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_a_url_names_an_object_a_folder_or_a_pair_with_the_files_beside_it(store
         assert files(path.parent) == {one: one.encode() for one in expected}, name
 
 
-def test_what_is_not_there_is_one_sentence(store):
+def test_a_missing_object_is_reported_in_one_sentence(store):
     for name in ("none", "none.bin", "none.idx"):
         with pytest.raises(Absent, match=f"^{store.url}/{name} does not exist$"):
             copy(f"{store.url}/{name}")
@@ -71,7 +71,7 @@ def test_a_copy_follows_the_store_and_fetches_only_what_has_changed(store, proxy
     store.delete(["f/removed"])
     proxy.judge = lambda method, path: asked.append(path.rpartition("/")[2]) if "list-type" not in path else None
     assert files(copy(f"{store.url}/f")) == {"same": b"old", "changed": b"new"}
-    assert asked == ["changed"] and opened.read() == b"old"  # a job that has the file open reads on
+    assert asked == ["changed"] and opened.read() == b"old"  # a job that has the file open keeps reading it
     assert int((path / "changed").stat().st_mtime) == int(store.head("f/changed").modified)
 
 
@@ -103,7 +103,7 @@ def test_a_copy_with_a_damaged_record_is_made_again(store, record):
     assert copy(url).read_bytes() == b"content" and is_copied(url)
 
 
-def test_a_copy_of_a_time_when_the_clock_was_ahead_still_follows_the_store(store):
+def test_a_copy_made_while_the_clock_was_ahead_still_follows_the_store(store):
     url = f"{store.url}/train.bin"
     store.put("train.bin", b"old")
     record = copy(url).parent.parent / "copy.json"
@@ -112,7 +112,7 @@ def test_a_copy_of_a_time_when_the_clock_was_ahead_still_follows_the_store(store
     assert copy(url).read_bytes() == b"new"
 
 
-def test_an_object_that_changes_meanwhile_is_not_mixed(store):
+def test_an_object_that_changes_while_it_is_read_is_rejected(store):
     store.put("big", os.urandom(6 * PIECE))
     other = os.urandom(6 * PIECE)
     with pytest.raises(StoreError, match="big: it changed while it was read"):
@@ -139,7 +139,7 @@ def test_only_one_process_of_a_machine_waits_for_a_silent_store_and_all_take_the
     assert capfd.readouterr().err.count("; using the copy in") == 1
 
 
-def test_small_objects_come_without_the_large_ones_and_a_silent_store_needs_a_complete_copy(
+def test_small_objects_are_copied_without_the_large_ones_and_only_a_complete_copy_replaces_a_silent_store(
     store, proxy, monkeypatch, capfd
 ):
     monkeypatch.setattr("recycle_pp.storage.local_copy.SMALL", 10)
