@@ -40,7 +40,7 @@ READY = Sign(does="the wait for orders", kind="waits", what="orders", seconds=9.
 
 
 def report(own, others=SUM, step=21, **more):
-    """A hang report: worker 1.0 does `own`, the others do `others`. If only they wait, they wait for worker 1.0."""
+    """A hang report: worker 1.0 does `own`, the others do `others`. If only the others wait, they wait for 1.0."""
     waits = [(worker, "1.0") for worker in ("0.0", "2.0") if own.kind != "waits" and others.kind == "waits"]
     workers = {"0.0": others, "1.0": own, "2.0": others}
     return HangReport(time=NOW - 1, generation=0, step=step, workers=workers, waits=waits, **more)
@@ -197,7 +197,7 @@ def test_the_verdict_is_right(case):
     json.dumps(found._asdict())
 
 
-def test_a_process_that_runs_is_not_said_to_be_stopped():
+def test_a_running_process_is_not_reported_as_stopped():
     (said, *_) = diagnose(late(sign(SUM, silent=0.2, unanswered=7.0))).evidence
     assert said == f"1.0 has not answered the new generation for 7.0 s: {SUM.does}"
     (said, *_) = diagnose(late(sign(F, silent=0.2, unanswered=7.0))).evidence
@@ -251,10 +251,10 @@ def test_a_skipped_checkpoint_does_not_hide_a_death_once_a_later_one_is_saved():
     assert diagnose(after(SKIPPED, saved)).verdict == "well"
     older = msgspec.structs.replace(saved, checkpoint=20)
     assert diagnose(after(DIED, RESUMED, SKIPPED, older)).verdict == "storage"
-    assert diagnose(after(DIED, RESUMED, saved, SKIPPED)).verdict == "storage", "after a return to an older state"
+    assert diagnose(after(DIED, RESUMED, saved, SKIPPED)).verdict == "storage", "the job has returned to an older state"
 
 
-def test_only_a_job_that_runs_is_said_to_continue():
+def test_only_a_running_job_is_reported_as_continuing():
     assert "(the job continues)" in text(diagnose(after(DIED, RESUMED)))
     said = text(diagnose(after(DIED, RESUMED, life="over", code=0)))
     assert "(the job continues)" not in said and "the job has ended" in said
@@ -279,7 +279,7 @@ def fault(worker, action, signal="ecc", device="GPU-1", host="host1"):
         ([fault("2.0", "note")], []),
         ([fault("1.0", "note")], ["ecc"]),  # it may explain the death
         ([fault("1.0", "note"), HealthOver(worker="1.0", device="GPU-1", signal="ecc")], []),
-        ([fault("2.0", "note", "disk", "host", "host1")], ["disk"]),  # of the host of the dead worker
+        ([fault("2.0", "note", "disk", "host", "host1")], ["disk"]),  # on the dead worker's host
         ([fault("2.0", "note", "disk", "host", "host2")], []),
     ],
 )

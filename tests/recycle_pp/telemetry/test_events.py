@@ -132,7 +132,7 @@ def test_plurals_are_right_and_the_first_step_is_step_0(count):
         assert sentence.startswith("step 0: ")
 
 
-def test_a_worker_that_may_not_restart_is_not_said_to_have_died_again():
+def test_a_worker_that_may_not_restart_is_not_reported_as_dead_again():
     never, once = (GivenUp(step=3, worker="1.1", respawns=respawns) for respawns in (0, 1))
     assert never.sentence(60) == "step 3: worker 1.1 is not restarted: run.respawns allows no restart"
     assert "died again after 1 restart and is" in once.sentence(60)

@@ -136,7 +136,7 @@ def test_a_long_run_that_has_ended_is_exported_from_its_first_step(tmp_path, mon
     assert seen.steps == list(range(count)) and seen.closed
 
 
-def test_ctrl_c_on_a_terminal_ends_the_export_in_order(tmp_path):
+def test_ctrl_c_on_a_terminal_ends_the_export_cleanly(tmp_path):
     def interrupted(record):
         raise KeyboardInterrupt
 

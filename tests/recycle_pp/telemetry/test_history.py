@@ -39,7 +39,7 @@ def test_deaths_stalls_and_steps_since_the_start_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 100, 130, 1000])
-def test_of_a_long_run_only_the_newest_steps_and_all_events_are_read(size, tmp_path, monkeypatch):
+def test_only_the_newest_steps_and_all_events_of_a_long_run_are_read(size, tmp_path, monkeypatch):
     monkeypatch.setattr(history, "STEP_BYTES", size)
     run = RunFolder(tmp_path)
     event = {"time": 1.0, "step": 3, "generation": 0, "worker": None}

@@ -156,7 +156,9 @@ def test_a_new_coordinator_continues_the_files_and_counters_of_the_lost_one(reco
     asyncio.run(recorder.flushed(10.0))
     named = [event["event"] for event in lines(run.events)]
     assert named[5:] == ["coordinator_lost", "coordinator_elected", "finished"], "the death is not written again"
-    assert [line["step"] for line in lines(run.metrics)] == [0, 1], "step 2 is undone, step 1 not written again"
+    assert [line["step"] for line in lines(run.metrics)] == [0, 1], (
+        "step 2 is rolled back, and step 1 is not written again"
+    )
     assert json.loads(run.summary.read_text())["deaths"] == 2
 
 

@@ -107,7 +107,7 @@ def test_the_death_of_a_joining_worker_stalls_no_worker(run):
 RESTORED = {"event": "restored", "time": 21.0, "step": 6, "checkpoint": 6, "undone_from": 6, "undone_to": 19}
 
 
-def test_deaths_that_undo_steps_are_reported_with_these_steps_and_the_time_to_the_next_commit(run):
+def test_deaths_that_roll_back_steps_are_reported_with_these_steps_and_the_time_to_the_next_commit(run):
     lines = [{"step": step, "time": step + (22.5 if step > 5 else 0.5)} for step in range(30)]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_events(run, DEATH | {"worker": "0.2"}, DEATH, RESTORED)
@@ -122,7 +122,7 @@ def test_deaths_that_undo_steps_are_reported_with_these_steps_and_the_time_to_th
     ("first", "last", "undone"),
     [(6, 6, "1 step rolled back"), (None, None, "no step rolled back"), (6, 7, "2 steps rolled back (6 to 7)")],
 )
-def test_a_restart_whose_steps_were_undone_again_has_no_time_to_the_next_commit(run, first, last, undone):
+def test_a_restart_whose_steps_were_rolled_back_again_has_no_time_to_the_next_commit(run, first, last, undone):
     earlier = RESTORED | {"undone_from": first, "undone_to": last}
     lines = [{"step": step, "time": step + 22.5} for step in range(30)]
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))

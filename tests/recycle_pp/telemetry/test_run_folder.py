@@ -109,7 +109,7 @@ def test_a_follower_gets_each_line_once_as_soon_as_it_is_complete(tmp_path):
     assert follower.new() == []
     text = "".join(json.dumps({"n": n, "says": "ä\u2028"}, ensure_ascii=False) + "\n" for n in range(50)).encode()
     found = []
-    for end in range(0, len(text) + 7, 7):  # also in the middle of a character
+    for end in range(0, len(text) + 7, 7):  # even in the middle of a character
         path.write_bytes(text[:end])
         found += follower.new()
     assert [record["n"] for record in found] == list(range(50))

@@ -1,4 +1,4 @@
-"""docs/run-folder.md has exactly the fields of the files of a real job."""
+"""docs/run-folder.md lists exactly the fields in the files of a real job."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_a_store_without_a_run_is_reported_in_one_sentence(store, tmp_path):
 
 @pytest.fixture
 def gets(monkeypatch):
-    """Names of the files of which the store has been asked for an object."""
+    """Names of the files whose objects were requested from the store."""
     asked = []
     get = Store.get
     monkeypatch.setattr(Store, "get", lambda store, path: asked.append(path.split("/")[2]) or get(store, path))

@@ -90,7 +90,7 @@ def test_the_next_job_in_a_folder_writes_newer_terms(run, file):
     assert again(run).first_term == 5
 
 
-def test_a_job_that_continues_a_checkpoint_writes_newer_terms_also_without_the_lines_of_the_killed_job(run):
+def test_a_job_that_continues_a_checkpoint_writes_newer_terms_even_without_the_lines_of_the_killed_job(run):
     """Only the checkpoint and config.yaml had reached the store when the job was killed."""
     assert again(run, done=2).first_term == 1
 

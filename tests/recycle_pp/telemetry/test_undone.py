@@ -1,4 +1,4 @@
-"""The lines of undone steps are cut from files with one line per step, also while a reader follows them."""
+"""Lines of rolled-back steps are cut from files with one line per step, even while a reader follows the files."""
 
 import json
 import tempfile
@@ -57,7 +57,7 @@ def test_a_cut_removes_lines_queued_before_it_and_keeps_later_ones(tmp_path):
     assert [json.loads(line)["again"] for line in path.read_text().splitlines()] == [False] * 990 + [True] * 20
 
 
-def test_undone_lines_that_the_disk_rejected_are_never_written(tmp_path):
+def test_rolled_back_lines_that_the_disk_rejected_are_never_written(tmp_path):
     folder = tmp_path / "run"
     lines = Lines(folder / "metrics.jsonl")  # the folder does not exist
     for step in range(5):

@@ -122,7 +122,7 @@ def lines(path):
 
 
 def check(run, steps, spawned=None):
-    """Checks that each step has one line in each file, and that each event is there once, in order."""
+    """Checks that each file has one line for each step, and each event once, in order."""
     metrics, samples = run.lines(run.metrics), run.lines(run.samples)
     assert [line["step"] for line in metrics] == [line["step"] for line in samples] == [*range(steps)]
     assert [line["loss"] for line in metrics] == [*range(steps)]
@@ -138,8 +138,10 @@ def check(run, steps, spawned=None):
 @pytest.mark.parametrize("back", ["before", "after"])
 @pytest.mark.parametrize("written", [0, 1, 4])
 def test_the_next_coordinator_writes_the_lines_that_the_lost_one_could_not(old, back, written, nodes):
-    """back: when the disk answers again, before or after the take-over. written: number of lines that the old
-    coordinator can still write."""
+    """back: whether the disk answers again before or after the take-over.
+
+    written: number of lines that the old coordinator can still write
+    """
     first, second, _ = nodes
     first.coordinate(nodes[1:]).answers().commit(*range(4))
     first.freezes().commit(*range(4, 20))
@@ -210,7 +212,7 @@ def test_an_event_that_the_old_coordinator_writes_during_the_take_over_is_there_
     check(second.run, 10)
 
 
-def test_a_kept_line_of_an_undone_step_is_not_written(nodes):
+def test_a_kept_line_of_a_rolled_back_step_is_not_written(nodes):
     first, second, _ = nodes
     first.coordinate(nodes[1:]).answers().commit(*range(3))
     first.freezes().commit(*range(3, 10))
@@ -221,7 +223,7 @@ def test_a_kept_line_of_an_undone_step_is_not_written(nodes):
     assert [line["step"] for line in lines(second.run.samples)] == [*range(8)]
 
 
-def test_undone_and_repeated_steps_have_their_newest_line(nodes):
+def test_rolled_back_and_repeated_steps_have_their_newest_line(nodes):
     first, second, _ = nodes
     first.coordinate(nodes[1:]).answers().commit(*range(6))
     first.freezes().commit(6, 7)
