@@ -108,7 +108,7 @@ def test_a_hot_gpu_counts_as_slow_until_it_has_been_cool_for_a_minute():
     assert seen(*looks, *[WELL] * (LOOKS - 1)) == {"throttle": "slow"}
     assert seen(*looks, *[WELL] * LOOKS) == {}
     (finding,) = judge(History.begin(WELL).add(hot).add(hot))
-    assert finding.factor == 2.0 and "950 MHz instead of 1900" in finding.detail, "compared with its clock at work"
+    assert finding.factor == 2.0 and "950 MHz instead of 1900" in finding.detail, "compared with its clock under load"
 
 
 def test_a_throttled_gpu_is_not_compared_with_its_idle_clock():

@@ -84,7 +84,7 @@ def test_a_gpu_that_is_gone_before_the_first_look_is_named(script, tmp_path, cap
         ({"nvlink": 5, "ancestor": 99}, Pair("unknown", True)),
     ],
 )
-def test_the_way_between_two_gpus_is_nvlink_or_their_nearest_common_ancestor(script, changes, pair):
+def test_the_path_between_two_gpus_is_nvlink_or_their_nearest_common_ancestor(script, changes, pair):
     script({"device": 0, **changes})
     first, second = Gpu.all()
     assert first.pair(second) == pair
@@ -164,7 +164,7 @@ def test_xids_are_taken_from_the_kernels_log_if_the_driver_reports_none(script, 
     watch.gpu._events = None
     (finding,) = watch.once(host).findings
     assert (finding.signal, finding.action, finding.device) == ("xid", "kill", "GPU-00000001")
-    assert "48" not in finding.detail, "of another GPU"
+    assert "48" not in finding.detail, "XID 48 belongs to another GPU"
 
 
 def test_a_watch_takes_a_sample_at_once_on_request_and_after_an_xid(script, tmp_path):

@@ -19,8 +19,8 @@ TABLE = [
     ({"persistent": False}, {}, [("GPU persistence", "warning", "off: GPU 1")]),
     ({"ecc": False}, {}, [("GPU memory's ECC", "warning", "off: GPU 1")]),
     ({"processes": 2}, {}, [("GPU users", "warning", "2 processes: GPU 1")]),
-    ({"used": 600_000_000}, {}, []),  # the driver's own
-    ({"used": 61_200_000_000}, {}, [("GPU users", "warning", "61.2 GB in use: GPU 1")]),  # of another container
+    ({"used": 600_000_000}, {}, []),  # used by the driver itself
+    ({"used": 61_200_000_000}, {}, [("GPU users", "warning", "61.2 GB in use: GPU 1")]),  # used by another container
     ({"links": 17}, {}, [("GPU NVLinks", "warning", "17 active: GPU 1")]),
     (dict.fromkeys(Setup._fields), {}, []),  # the driver reports nothing
     ({}, {(0, 1): Pair("the host bridge", False)}, [("GPU pairs", "warning", "no peer access between 0 and 1")]),

@@ -109,7 +109,7 @@ def test_the_loops_are_counted_in_the_folder_that_numba_uses(monkeypatch, tmp_pa
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    """Writes the script of two GPUs. Their exercises are recorded in `exercised`, and not done."""
+    """Writes the script of two GPUs. Their exercises are only recorded, in `exercised`."""
     monkeypatch.setenv("RECYCLE_NVML", STAND_IN)
     monkeypatch.setenv("RECYCLE_NVML_SCRIPT", str(tmp_path / "script.json"))
     monkeypatch.delitem(sys.modules, STAND_IN, raising=False)
@@ -131,7 +131,7 @@ def test_gpus_are_judged_by_the_ladder_of_health_and_by_their_setup(script, tmp_
     assert named(checks, "GPU 1").verdict == "broken" and "GPU_RESET" in named(checks, "GPU 1").advice
     assert named(checks, "GPU PCIe").value == "generation 5 x8: GPU 1"
     assert named(checks, "GPU driver").value == "580.95.05"
-    # The first GPU answers for the pair, and its script is that of a healthy one.
+    # The first GPU answers for the pair, and its script describes a healthy GPU.
     assert named(checks, "GPU pairs").value == "1 pair by NVLink"
     assert exercised == ["GPU-00000000", "GPU-00000001"]
 
@@ -161,7 +161,7 @@ def test_a_driver_that_hangs_or_reports_nothing_and_a_missing_library_are_proble
     monkeypatch.setattr(facts, "has_driver", lambda: True)
     monkeypatch.setattr(facts.Gpu, "all", list)
     assert named(machine._devices(facts.hardware()), "GPUs").value == "the driver reports none"
-    for chosen in ("0,1", "GPU-00000000"):  # as SLURM sets it, also if the driver is broken
+    for chosen in ("0,1", "GPU-00000000"):  # as SLURM sets it, even if the driver is broken
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
         assert facts.hardware().trouble == "the driver reports none"
     for chosen in ("", "-1", "NoDevFiles"):

@@ -161,8 +161,8 @@ def made(rates=(1e9, 1e9, 1e9), links=None, offsets=(0.0, 0.0, 0.0), checks=None
     """A survey of three machines.
 
     links   (from, to) -> LinkProbed of unusual links
-    checks  number of a machine -> its checks
-    gpus    number of a machine -> (rate of copies, digest, number of NVLinks), and the number of GPUs if it is not 8
+    checks  machine number -> its checks
+    gpus    machine number -> (copy rate, digest, number of NVLinks), and the number of GPUs if it is not 8
     """
     machines = {
         n: Machine(

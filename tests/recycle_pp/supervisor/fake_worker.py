@@ -15,7 +15,7 @@ from recycle_pp.wire.worker_spec import WorkerSpec, last_words
 
 
 def import_ahead(settings: dict) -> None:
-    """A real worker imports torch here. With a thread, the process must not be forked."""
+    """A real worker imports torch here. A process with threads must not be forked."""
     if settings["data"]["path"] == "broken":
         raise ImportError("no such library")
     if settings["data"]["path"] == "thread":

@@ -70,6 +70,6 @@ asyncio.run(main())
 
 
 def test_a_disk_that_blocks_the_end_of_a_supervisor_does_not_change_its_exit_code():
-    """The watchdog would end it with 0."""
+    """Otherwise the watchdog would end the process with exit code 0."""
     done = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "blocked" not in done.stderr

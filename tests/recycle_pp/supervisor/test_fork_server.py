@@ -54,13 +54,13 @@ def test_the_death_of_a_forked_worker_and_its_cause_are_found(play, cause, detai
     assert death.detail.endswith(detail)
 
 
-def test_one_server_forks_any_number_of_workers_that_live_on_without_it(tmp_path):
+def test_one_server_forks_any_number_of_workers_that_outlive_it(tmp_path):
     with serving() as server, spawned("wait", tmp_path, server) as first, spawned("wait", tmp_path, server) as second:
         server.close()
         wait_for_log(tmp_path / "log", 2 * "incarnation 2 plays wait\n")
         for child in (first, second):
             assert was_forked(child)
-            assert psutil.Process(child.pid).ppid() == os.getpid(), "the supervisor is told of its death"
+            assert psutil.Process(child.pid).ppid() == os.getpid(), "the supervisor is notified of its death"
             assert os.getsid(child.pid) == child.pid, "Ctrl-C does not reach it"
         assert not select.select([first.pidfd, second.pidfd], [], [], 0.3)[0]
 
@@ -95,7 +95,7 @@ time.sleep(60)
         supervisor.kill()
     try:
         for descriptor in descriptors:
-            assert select.select([descriptor], [], [], 10)[0], "it still lives"
+            assert select.select([descriptor], [], [], 10)[0], "it is still alive"
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -116,7 +116,7 @@ def test_if_the_server_does_not_answer_the_worker_is_started_in_a_fresh_interpre
 
 
 @pytest.mark.parametrize(("play", "problem"), [("thread", "it has 2 threads"), ("broken", "its imports have failed")])
-def test_a_process_that_must_not_be_forked_says_why_and_workers_start_anew(play, problem, tmp_path):
+def test_a_server_that_must_not_fork_reports_why_and_workers_start_in_a_fresh_interpreter(play, problem, tmp_path):
     with serving(play) as server:
         assert (server.problem, server.usable, server.lost) == (problem, False, False)
         with spawned("wait", tmp_path, server) as child:
@@ -125,8 +125,8 @@ def test_a_process_that_must_not_be_forked_says_why_and_workers_start_anew(play,
             assert "exit code 7" in wait_for_death(child).detail
 
 
-def test_the_supervisor_adopts_no_other_orphans(tmp_path):
-    """They would stay as zombies, because no one waits for them."""
+def test_the_supervisor_adopts_no_orphans_of_other_programs(tmp_path):
+    """They would remain as zombies, because the supervisor does not wait for them."""
     with serving() as server, spawned("wait", tmp_path, server):
         said = subprocess.run(
             ["sh", "-c", "sleep 30 > /dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True

@@ -28,7 +28,7 @@ async def beats(heartbeats, seconds):
     return peer.aborted
 
 
-def test_a_silent_coordinator_is_given_up_and_its_successor_has_the_same_time(monkeypatch):
+def test_a_silent_coordinator_is_given_up_and_its_successor_gets_the_same_time_limit(monkeypatch):
     monkeypatch.setattr(module, "PLANNING", 0.0)
 
     async def main():
