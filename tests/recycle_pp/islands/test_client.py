@@ -110,7 +110,7 @@ class Island:
             time.sleep(0.02)
 
     def train(self, steps):
-        """Makes steps. Returns the numbers of applied rounds."""
+        """Trains `steps` steps. Returns the numbers of the applied rounds."""
         applied = []
         for _ in range(steps):
             self.until(lambda: not self.rounds.waits(self.live, self.step))
@@ -155,7 +155,7 @@ def same(one, other):
 
 
 def together(islands, steps):
-    """Trains islands in turns, so that one does not wait for another for ever."""
+    """Trains islands in turn, so that none waits forever for another."""
     for _ in range(steps):
         for each in islands:
             each.until(lambda each=each: not each.rounds.waits(each.live, each.step))
@@ -226,7 +226,7 @@ def test_an_island_that_reads_a_snapshot_keeps_its_weights_of_layers_that_the_ro
 
 
 def test_more_fragments_than_layers_are_refused_for_every_kind_of_model(folder):
-    """The settings of some models do not tell the number of layers. The last stage knows it."""
+    """For some models the settings do not give the number of layers, but the last stage knows it."""
     with pytest.raises(ValueError, match=r"islands\.fragments must be at most 3, the number of layers, not 4"):
         Island(folder, "a", stages=2, islands__steps=4, islands__fragments=4)
 
@@ -260,7 +260,7 @@ def test_a_store_of_a_version_that_did_not_compare_a_setting_does_not_refuse_it(
     assert admit(store, settings_of(folder, "b", model__rope_theta=5e5), 0) == 1
 
 
-def test_an_island_with_other_initial_weights_is_refused_and_leaves_no_trace(folder, island):
+def test_an_island_with_different_initial_weights_is_refused_and_leaves_no_trace(folder, island):
     a, b, c = (island(folder, name, stages=stages) for name, stages in (("a", 1), ("b", 2), ("c", 2)))
     a.clients[0].open(None, origin="")
     for client in b.clients:
@@ -297,7 +297,7 @@ def test_one_worker_reports_which_islands_live_and_which_rounds_are_closed(folde
     assert all(one != other for one, other in pairwise(found)), "only changes are reported"
 
 
-def test_a_late_island_takes_theta_and_goes_on(folder, island, monkeypatch):
+def test_a_late_island_takes_theta_and_continues(folder, island, monkeypatch):
     a, b = island(folder, "a", islands__patience=0.5), island(folder, "b", islands__max_local=50)
     b.train(1)  # alive, but slow
     assert a.train(5) == [1, 2]
@@ -505,13 +505,13 @@ def test_the_store_of_a_long_job_has_a_bounded_number_of_objects(folder):
     admit(store, settings.with_values({"islands.name": "c"}), 0)
 
 
-def test_islands_with_other_models_are_refused(folder, island):
+def test_islands_with_different_models_are_refused(folder, island):
     island(folder, "a")
     with pytest.raises(ValueError, match="the islands a and b have different models: the tensors of layer"):
         Island(folder, "b", model__ffn=48)
 
 
-def test_training_continues_while_the_store_fails_and_the_coordinator_is_told(folder, island, monkeypatch):
+def test_training_continues_while_the_store_fails_and_the_coordinator_is_informed(folder, island, monkeypatch):
     a = island(folder, "a", islands__max_local=50)
     objects = Store.objects
 
@@ -535,7 +535,7 @@ def settings_of(folder, name, **changes):
     return small(islands__store=folder, islands__name=name, run__dir=f"/runs/{name}", **changes)
 
 
-def test_a_worker_waits_for_the_store_as_long_as_it_is_told_to(folder, island, monkeypatch):
+def test_a_worker_waits_for_the_store_within_the_given_time_limit(folder, island, monkeypatch):
     each = island(folder, "a")
     each.close()  # its thread must not take the refusals
     listing, refusals = Store.objects, ["no answer", "no answer"]
@@ -561,7 +561,7 @@ def test_a_worker_waits_for_the_store_as_long_as_it_is_told_to(folder, island, m
     assert len(refusals) < 99, "it tried more than once"
 
 
-def test_each_name_has_its_own_part_of_the_data_for_ever(folder):
+def test_each_name_has_its_own_part_of_the_data_forever(folder):
     store = Store(folder)
     assert [admit(store, settings_of(folder, name), 0) for name in ("b", "a", "b", "c")] == [0, 1, 0, 2]
     for name in ("d", "e", "f", "g", "h"):
@@ -582,7 +582,7 @@ def test_each_name_has_its_own_part_of_the_data_for_ever(folder):
         ({"islands__bits": 32}, "islands.bits is 8 in island a and 32 in island b"),
     ],
 )
-def test_an_island_with_other_settings_is_refused_and_both_are_named(folder, changes, sentence):
+def test_an_island_with_different_settings_is_refused_and_both_values_are_named(folder, changes, sentence):
     admit(Store(folder), settings_of(folder, "a"), 0)
     with pytest.raises(StoreError, match=sentence):
         admit(Store(folder), settings_of(folder, "b", **changes), 0)
@@ -620,7 +620,7 @@ def test_the_command_lists_the_islands_and_refuses_a_wrong_url(folder, capsys):
     assert main(["nothing://here"]) == 2 and "nothing://here" in capsys.readouterr().err
 
 
-def test_a_place_without_islands_is_refused_and_not_made(tmp_path, capsys):
+def test_a_folder_without_islands_is_refused_and_not_created(tmp_path, capsys):
     for flags in ([], ["--json"]):
         assert main([str(tmp_path / "nowhere"), *flags]) == 2
         assert capsys.readouterr() == ("", f"{tmp_path / 'nowhere'} contains no islands\n")

@@ -1,4 +1,4 @@
-"""The outer step, and what it makes of a few islands."""
+"""The outer step, and its effect on a few islands."""
 
 import numpy as np
 import torch

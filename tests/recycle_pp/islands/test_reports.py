@@ -8,7 +8,7 @@ from recycle_pp.islands.objects import Delivery, View
 from recycle_pp.islands.rounds import Apply, Position, Share, chosen
 from recycle_pp.protocol.outer_rounds import OuterRounds
 
-MOST = 12  # closed rounds
+MOST = 12  # maximum number of closed rounds
 
 
 def seen(closed):
@@ -25,7 +25,7 @@ class Worker:
         self.inbox, self.outbox = [], []
 
     def look(self, closed):
-        """closed: number of rounds in the listing"""
+        """Lists the store. closed: number of closed rounds in the listing"""
         if self.computes is None and closed > self.applied:
             mine = Apply(None, tuple(range(self.applied, closed)))
             path = chosen(*seen(closed), "a", Position(self.applied, False), mine, self.goal, self.reported)
@@ -64,7 +64,7 @@ class Island:
         worker = self.workers[member]
         action = self.chance.choice(["look", "finish", "receive", "deliver", "commit"])
         if action == "look":
-            worker.look(self.closed - (self.chance.random() < 0.3))  # a listing may be old
+            worker.look(self.closed - (self.chance.random() < 0.3))  # a listing may be out of date
         elif action == "deliver":
             self.deliver(member)
         elif action == "commit":

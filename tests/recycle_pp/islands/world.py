@@ -5,8 +5,9 @@
     world.settle()               # no more faults, until all live islands have the same theta
     world.check()                # AssertionError if a theta differs, a sample counts twice, or a round changed
 
-An island here is one worker that holds all units. Its cut and its commits come from `protocol.outer_rounds`, and all
-else from `islands`: the product's code. Only the model is made up: a step adds a number that depends on its samples.
+An island here is one worker that holds all units. Its cut and its commits come from `protocol.outer_rounds`, and
+everything else from `islands`, the product's code. Only the model is artificial: a step adds a number that depends on
+its samples.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class FakeStore:
 
 @dataclass
 class Model:
-    """The state of an island that a checkpoint holds."""
+    """The state of an island, as saved in a checkpoint."""
 
     weights: dict
     theta: dict
@@ -323,7 +324,7 @@ class World:
                 [*KINDS.values()],
             )[0]
             if kind == "restart":
-                store.now += 5.0  # longer than listings are late
+                store.now += 5.0  # more than the maximum delay of listings
                 if not island.alive:
                     island.restart()
             elif kind == "new" and len(self.islands) < 6:
@@ -345,9 +346,9 @@ class World:
                 getattr(island, kind)()
 
     def _damage(self, kind: str) -> None:
-        """Damages an object. A store changes no object later.
+        """Damages an object of a round that is still open: a store does not change objects after that.
 
-        kind  flip: a bit is wrong since before the close. truncate: an upload is cut short, and the delta incomplete
+        kind  flip: one bit is wrong; truncate: an upload is cut short, so the delta is incomplete
         """
         objects, whole = self.store.objects, View.of(self.store.objects, self.fragments).delivered
         open_ = [
