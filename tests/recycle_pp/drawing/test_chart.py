@@ -135,7 +135,7 @@ def test_an_overhead_compares_periods_or_makespans_but_never_mixes_them() -> Non
     assert overhead(trace, trace) == 0
 
 
-@pytest.mark.skipif(not JUDGE.is_dir(), reason="the judge of schedules is not beside this repository")
+@pytest.mark.skipif(not JUDGE.is_dir(), reason="the schedule judge is not next to this repository")
 @pytest.mark.parametrize("failed", [(), (DEAD,), (Worker(0, 0), Worker(2, 3))])
 def test_bubbles_and_peaks_agree_with_the_independent_judge(failed: tuple[Worker, ...]) -> None:
     sys.path.insert(0, str(JUDGE))

@@ -71,7 +71,7 @@ def test_a_step_of_a_run_shows_the_layers_of_each_stage(run: Path, capsys: pytes
     trace.write_text(json.dumps(json.loads(trace.read_text()) | {"layout": [9, 9, 5, 9]}))
     assert main([str(run), "--step", "19", "--with-plan", "--width", "140"]) == 0
     [row] = [line for line in capsys.readouterr().out.splitlines() if "layers by stage" in line]
-    assert row.count("9 9 5 9") == 2, "of the step, and of its plan"
+    assert row.count("9 9 5 9") == 2, "once for the step and once for its plan"
 
 
 def test_the_step_before_a_move_of_layers_is_drawn_above_the_first_step_after_it(

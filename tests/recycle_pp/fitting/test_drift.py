@@ -12,7 +12,7 @@ from recycle_pp.fitting.slowness import Slowness, Speed
 
 WORKERS = [Worker(d, s) for d in range(2) for s in range(2)]
 seeds = st.integers(0, 1 << 32)
-few = settings(max_examples=20, deadline=None)  # an example has some hundred steps
+few = settings(max_examples=20, deadline=None)  # an example has several hundred steps
 
 
 def job(machines=lambda worker: "here"):
@@ -34,7 +34,7 @@ def run(slowness, rng, steps, slow=None, waits=1.0):
 @few
 @given(st.floats(1.55, 4.0), st.sets(st.sampled_from(WORKERS), min_size=3), seeds)
 def test_most_or_all_workers_that_become_slow_are_found_by_their_own_first_steps(factor, slow, seed):
-    """With three of four slow workers, the medians of peers show nothing."""
+    """If three of four workers are slow, the medians of their peers show nothing."""
     slowness, rng = job(), random.Random(seed)
     assert run(slowness, rng, FIRST + 20) == []
     found = run(slowness, rng, 20, dict.fromkeys(slow, factor))
@@ -51,7 +51,9 @@ def test_one_slow_worker_is_found_once_by_its_peers(factor, slow, seed):
     run(slowness, rng, FIRST + 20)
     (found,) = run(slowness, rng, 40, {slow: factor})
     assert (found.worker, found.against) == (slow, "peers")
-    assert run(slowness, rng, 30) == [Speed(slow, 1.0, "peers")], "nothing is left of the other comparison"
+    assert run(slowness, rng, 30) == [Speed(slow, 1.0, "peers")], (
+        "the comparison with its own first steps reports nothing"
+    )
 
 
 @few
@@ -72,7 +74,7 @@ def test_a_machine_that_becomes_busy_makes_no_worker_slow(factor, waits, seed):
 
 @few
 @given(st.floats(1.55, 4.0), st.floats(1.0, 6.0), seeds)
-def test_a_slow_host_is_found_also_if_its_workers_always_wait_for_cores(factor, waits, seed):
+def test_a_slow_host_is_found_even_if_its_workers_always_wait_for_cores(factor, waits, seed):
     slowness, rng = job(), random.Random(seed)
     run(slowness, rng, FIRST + 20, waits=waits)
     found = run(slowness, rng, 20, dict.fromkeys(WORKERS, factor), waits)

@@ -29,7 +29,7 @@ def test_more_steps_keep_the_link_below_the_share(fragments):
     assert found.dollars == pytest.approx(found.sent * 0.09 / 1e9)
 
 
-def test_the_command_prints_json_and_refuses_what_makes_no_sense(capsys):
+def test_the_command_prints_json_and_refuses_impossible_values(capsys):
     assert main(["model=llama1b", "parallel=2x4", "--islands", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] > 1e9
     assert main(["model=llama1b", "--islands", "0"]) == 2

@@ -52,7 +52,7 @@ def test_predictions_add_up_to_the_measured_times_and_are_positive(data):
     assert by_stage(by_layer(measured, before), before) == pytest.approx(measured)
 
 
-def test_with_two_stages_the_stage_with_the_smaller_time_per_layer_gives_the_time_of_a_layer():
+def test_with_two_stages_the_stage_with_the_smaller_time_per_layer_sets_the_time_of_a_layer():
     assert relaid([4.0, 7.0], (4, 4), (5, 3)) == pytest.approx([5.0, 6.0]), "the head takes 3"
 
 

@@ -56,7 +56,7 @@ def test_a_move_pays_if_its_gain_exceeds_its_cost_by_half():
     assert not replace(move, switch=1.001 * border).pays("auto")
 
 
-def test_a_move_that_will_be_undone_costs_twice():
+def test_a_move_that_will_be_reversed_costs_twice():
     there = Move(now=1.0, then=0.5, outage=10.0, seconds=4.0, switch=1.0)
     assert replace(there, back=True).cost == 2 * there.cost
 
@@ -94,7 +94,7 @@ def test_a_restarting_process_is_expected_soon_at_first_and_later_as_past_outage
     outages = history((0, {A}), (4, {}), (10, {A}))
     assert outages.expected(10, soon={A}) == 4.0
     assert outages.expected(15, soon={A}) == START
-    assert outages.expected(10 + 4 * START, soon={A}) == 4 * START, "it takes long"
+    assert outages.expected(10 + 4 * START, soon={A}) == 4 * START, "the restart is taking long"
 
 
 def test_the_first_of_several_workers_is_back_sooner_than_each_of_them():

@@ -15,7 +15,7 @@ def job(*words: str) -> Settings:
     return compose([*LARGE, *words])
 
 
-def test_stages_that_fit_stay_below_the_capacity_also_after_deaths():
+def test_stages_that_fit_stay_below_the_capacity_even_after_deaths():
     for capacity in (60e9, 80e9, 141e9):
         outcomes = outlook(job(), capacity, "cuda")
         assert [len(outcome.rows) for outcome in outcomes] == [4, 4, 4]

@@ -114,7 +114,7 @@ def test_a_plan_with_links_is_compared_with_a_plan_that_ignores_them(
     links = {"hosts": [["a", "b"], ["b", "a"]], "between_hosts": {"latency": 0.5, "bandwidth": 4.0}, "bytes": 2.0}
     (folder / "links.json").write_text(json.dumps(keys | {"links": links}))
     printed = []
-    for unit in ("slots", "s"):  # seconds are drawn as milliseconds, links too
+    for unit in ("slots", "s"):  # seconds are drawn as milliseconds, including those of links
         assert plan_command.main([str(folder / "links.json"), "--unit", unit, "--seconds", "0"]) == 0
         rows = [line.split() for line in capsys.readouterr().out.splitlines()]
         printed.append({" ".join(row[:-2]): row[-2] for row in rows if row[:2] == ["against", "ignoring"]})
@@ -122,7 +122,7 @@ def test_a_plan_with_links_is_compared_with_a_plan_that_ignores_them(
 
 
 @pytest.mark.parametrize(("more", "layers"), [("", [3, 4, 4, 1]), ("model.split=null", None)])
-def test_a_plan_has_the_layers_of_the_start_and_durations_by_numbers_of_weights(
+def test_a_plan_uses_the_layout_at_the_start_of_a_job_and_durations_in_proportion_to_weights(
     more: str, layers: list[int] | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """gpt124m: the head weighs as much as five layers."""
@@ -134,7 +134,7 @@ def test_a_plan_has_the_layers_of_the_start_and_durations_by_numbers_of_weights(
     assert forward[3] == pytest.approx((45.7 if layers else 59.9) / 30.9, rel=0.01)
 
 
-def test_a_table_of_memory_has_the_layers_of_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_memory_table_uses_the_layout_at_the_start_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_command.main(["--memory", "16GB", "--model", "gpt124m", "parallel=2x4", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["outcomes"][0]["rows"]
     assert [row["layers"] for row in rows] == [3, 4, 4, 1]

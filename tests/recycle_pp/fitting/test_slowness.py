@@ -9,7 +9,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.fitting.slowness import Slowness, Speed
 
-OPS = 18  # of a worker in a step
+OPS = 18  # number of ops that a worker runs in a step
 seeds = st.integers(0, 1 << 32)
 
 
@@ -23,7 +23,7 @@ def job(workers=12, cores=2):
 def shared_step(workers, cores, rng, slow=None):
     """(own, wall) of each worker in a step on a time-sharing scheduler.
 
-    An op waits while others use the core. Some ops lose their core for long to another process. Lost caches
+    An op waits while others use the core. Some ops lose their core to another process for a long time. Lost caches
     lengthen the own time.
     """
     step = {}

@@ -57,7 +57,9 @@ def test_no_fleet_within_the_limits_is_cheaper(data):
 def test_machines_that_are_interrupted_too_often_are_not_worth_their_price():
     kinds = [Kind("calm", 1.0, 0.01), Kind("wild", 0.5, 30.0)]
     assert cheapest(kinds, 10.0, repair=600, lost=60.0).counts[1] == 0
-    assert cheapest(kinds, 10.0, repair=1e-6, lost=0.0).counts[0] == 0, "without the cost of interruptions they are"
+    assert cheapest(kinds, 10.0, repair=1e-6, lost=0.0).counts[0] == 0, (
+        "without the cost of interruptions they are worth it"
+    )
 
 
 def test_a_file_of_prices_is_read(tmp_path):

@@ -23,7 +23,7 @@ NOTHING = Costs(Recovery((0.0,), (0.0,), "none"), 1e30, *(1e-9,) * 6, moves=FREE
 
 @st.composite
 def availabilities(draw, machines: int) -> Availability:
-    """Any machines may be lost and return at any time, also all at once."""
+    """Any machines may be lost and return at any time, even all at once."""
     up, changes, now = set(range(machines)) - draw(st.sets(st.integers(0, machines - 1), max_size=3)), [], 0.0
     absent = frozenset(range(machines)) - up
     for _ in range(draw(st.integers(0, 25))):
