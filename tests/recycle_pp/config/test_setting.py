@@ -77,7 +77,7 @@ def test_settings_are_immutable_and_with_values_returns_a_changed_copy():
 
 
 def test_settings_that_define_the_computation_never_change():
-    """A resumed run with other values would have different bits."""
+    """With different values, a resumed run would compute different bits."""
     never = {key for key, rule in RULES.items() if rule.change is Change.NEVER}
     assert {"model.width", "data.path", "numerics.precision", "run.seed", "parallel.microbatch_size"} <= never
     assert not {"optimizer.lr", "run.steps", "model.split", "model.recompute", "parallel.stages"} & never

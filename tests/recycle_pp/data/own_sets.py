@@ -25,7 +25,7 @@ class Counted(Tokens):
 
 
 class Mixed:
-    """Samples of an array and numbers."""
+    """Samples that consist of an array and numbers."""
 
     def __len__(self):
         return 10
@@ -47,7 +47,7 @@ class Uneven(Mixed):
 
 
 class Targets(Counted):
-    """Counted labels under another name."""
+    """Counted labels under a different name."""
 
     def __getitem__(self, i):
         sample = super().__getitem__(i)
@@ -55,7 +55,7 @@ class Targets(Counted):
 
 
 class Changed(Tokens):
-    """Samples of `Tokens`, of which the last one is changed."""
+    """The samples of `Tokens`, with the last one changed."""
 
     def __init__(self, change):
         self.change = change

@@ -167,7 +167,7 @@ def test_the_error_about_validation_without_held_out_samples_names_the_settings(
 
 
 class Stub:
-    """A tensor of the host, which records how it is copied."""
+    """A host tensor that records how it is copied."""
 
     device = CPU
 

@@ -44,7 +44,7 @@ def test_no_word_crosses_a_place_where_a_file_may_be_cut(split, content):
 
 
 @pytest.mark.parametrize("white", WHITE)
-def test_a_line_break_beside_white_space_of_any_kind_is_no_such_place(white):
+def test_a_file_is_never_cut_at_a_line_break_next_to_white_space(white):
     for beside in (f"a{white}\nabc", f"a\n{white}abc", f"a\n\nabc{white}"):
         assert not text.LINE.search(beside.encode())
     assert text.LINE.search(b"a\nabc").end() == 2
@@ -59,7 +59,7 @@ def test_a_file_with_windows_line_breaks_is_cut_between_words(tmp_path, monkeypa
     assert all(part.startswith(" ") for part in parts[1:])
 
 
-def test_files_that_are_cut_have_another_name_in_the_cache_than_before(tmp_path, monkeypatch):
+def test_cutting_a_file_changes_its_name_in_the_cache(tmp_path, monkeypatch):
     bpe = tokenizer.load(str(formats.tokenizer(tmp_path / "tokenizer")))
     (tmp_path / "a.txt").write_text("some words " * 30)
     recipe = Recipe(Corpus.of([str(tmp_path / "a.txt"), formats.jsonl(tmp_path / "b.jsonl", ["x" * 400])]), bpe)

@@ -101,7 +101,7 @@ def test_parts_share_no_window_in_any_epoch_and_cover_all(counts, weighted, part
 
 @given(st.integers(10, 100), st.integers(2, 5), st.integers(0, 9))
 @settings(max_examples=30)
-def test_a_part_has_each_of_its_windows_once_per_epoch_in_other_orders(count, parts, seed):
+def test_a_part_has_each_of_its_windows_once_per_epoch_in_different_orders(count, parts, seed):
     order, mine = Order([count], None, seed, (1, parts)), len(range(1, count, parts))
     epochs = [[order.window(epoch * mine + n) for n in range(mine)] for epoch in range(3)]
     assert all(len({*epoch}) == mine and {*epoch} == {*epochs[0]} for epoch in epochs)

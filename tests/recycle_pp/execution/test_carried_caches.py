@@ -47,8 +47,8 @@ def packed(tmp_path):
 def test_an_entry_arrives_with_the_paths_of_the_other_machine(tmp_path):
     a, b = machine(tmp_path, "a"), machine(tmp_path, "b")
     compiled(tmp_path / "a")
-    assert a.write().entries == 1 and a.write().entries == 0, "once"
-    assert b.read().entries == 1 and b.read() == Carried(), "once"
+    assert a.write().entries == 1 and a.write().entries == 0, "an entry is written once"
+    assert b.read().entries == 1 and b.read() == Carried(), "an entry is read once"
     assert (tmp_path / "b/KERNEL/kernel.cubin").read_text() == "code kernel.cubin"
     paths = json.loads((tmp_path / "b/KERNEL/__grp__kernel.json").read_text())["child_paths"]
     assert set(paths.values()) == {str(tmp_path / "b/KERNEL" / name) for name in ("kernel.cubin", "kernel.json")}

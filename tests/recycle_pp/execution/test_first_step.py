@@ -17,7 +17,7 @@ print(*sorted(name for name in set(sys.modules) - before if not name.startswith(
 
 
 def test_the_first_step_imports_no_library_while_others_wait():
-    """torch imports sympy in its first backward: half a second in which all workers wait for one that has returned."""
+    """torch imports sympy in its first backward. All workers would wait half a second for one that has returned."""
     done = subprocess.run([sys.executable, "-c", STEP], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [], done.stdout

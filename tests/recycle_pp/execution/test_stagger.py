@@ -19,7 +19,7 @@ def test_a_worker_waits_for_the_commit_if_the_job_then_validates_or_saves_or_end
 
     monkeypatch.setattr(Commits, "speculate", speculate)
     settings = {"run__steps": 3, "run__validate_every": 0, "checkpoint__every": 0, "optimizer__stagger": True}
-    # Without clipping: after the early update of a clipped step, the next steps have none.
+    # Without clipping, because the steps after the early update of a clipped step have no early update.
     with Cluster(small(optimizer__clip=None, **settings | changes)) as cluster:
         cluster.run()
     assert found == early

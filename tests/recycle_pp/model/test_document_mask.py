@@ -136,7 +136,7 @@ class AsOnCuda(torch.Tensor):
 
 @pytest.mark.parametrize("masked, groups", [(True, False), (False, True)])
 def test_groups_with_a_mask_are_expanded_on_a_gpu(masked, groups, monkeypatch):
-    """Else torch would select its reference kernel, which holds a matrix of T x T for every head."""
+    """Otherwise torch would select its reference kernel, which allocates a T x T matrix for every head."""
     seen, real = [], F.scaled_dot_product_attention
 
     def attention(*args, **kwargs):

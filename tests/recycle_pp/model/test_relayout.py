@@ -1,5 +1,4 @@
-"""A stage that has gained or lost layers, or has become another stage, has the bits of a stage that had these layers
-from the start."""
+"""A stage that gained or lost layers, or became another stage, has the bits of one with these layers from the start."""
 
 import weakref
 

@@ -118,7 +118,7 @@ def test_labels_are_the_answers_and_documents_are_the_conversations(tmp_path, fo
             counted = [t for t in range(T) if labels[t] != IGNORED]
             assert counted and all(labels[t] == inputs[t + 1] and ids[t] == ids[t + 1] for t in counted)
             ends = sum(inputs[t + 1] == chats.END for t in counted)
-            assert 2 * ends == (inputs == chats.END).sum(), "every second end is an answer's"
+            assert 2 * ends == (inputs == chats.END).sum(), "every second end token belongs to an answer"
 
 
 def test_labels_are_counted_over_the_whole_step(tmp_path, folder):
@@ -177,7 +177,7 @@ def test_a_text_file_is_refused_as_conversations(tmp_path, folder):
         Batches(settings(str(tmp_path / "a.txt"), folder))
 
 
-def test_another_template_or_length_makes_another_file(tmp_path, folder):
+def test_a_different_template_or_length_makes_a_different_file(tmp_path, folder):
     path = chats.many(tmp_path / "a.jsonl")
     digests = [sources._recipe(settings(path, folder, model__sequence=length), path).digest for length in (T, 32)]
     (folder / "chat_template.jinja").write_text(chats.MARKED)

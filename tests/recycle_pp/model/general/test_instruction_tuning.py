@@ -89,7 +89,7 @@ def test_losses_and_weights_equal_those_of_a_plain_loop(stages, folder):
 
 @pytest.mark.parametrize("kind", ["hf", "llama"])
 def test_training_does_not_depend_on_the_layout_or_the_order(kind, folder):
-    """The micro-batches have few or many labels. Both runs differ in their order and in the stages."""
+    """The micro-batches have few or many labels. The two runs differ in their order and in the stages."""
     changes = {"numerics__reproducible": True}
     if kind == "llama":
         changes |= {

@@ -15,8 +15,9 @@ X = 2 * 16 * 16 * 4  # bytes of an activation: samples, tokens, width, float32
 def test_a_block_keeps_autograds_saved_tensors_or_with_recomputation_only_its_input():
     """The measured bytes of one block are those of its saved tensors.
 
-    LayerNorm keeps x and two numbers per token, `up` its input, GELU and `down` one of twice the width each, dropout
-    its mask. torch's checkpoint keeps the state of its generator, 5 KB. The inputs of `up` and `down` are kept for W.
+    LayerNorm keeps x and two numbers per token. `up` keeps its input; GELU and `down` each keep an input of twice the
+    width; dropout keeps its mask. torch's checkpoint keeps the state of its generator, 5 KB. The inputs of `up` and
+    `down` are kept for W.
     """
     settings = models.of_function("Plain", 3, model__recompute="auto", model__layers="blocks", parallel__memory="1GB")
     kept, again = measured_memory(Stage(settings, 1, CPU))  # one block between two others

@@ -150,7 +150,7 @@ def test_patterns_of_names_to_ignore_are_those_of_the_architecture(tmp_path):
 
 
 def changed(at, change=lambda name, of: of, more=None, **sizes):
-    """Writes a model whose file holds `change(name, tensor)` of every tensor, and `more`. Returns the content."""
+    """Writes a model file with `change(name, tensor)` for every tensor, and `more`. Returns its content."""
     models.with_weights("llama", at, **sizes)
     file = at / "model.safetensors"
     weights = {name: change(name, of) for name, of in load_file(file).items()} | (more or {})
