@@ -64,8 +64,10 @@ def reduce_alone(stages: Sequence[Stage]) -> list[Reduced]:
 def summed_over_stages(
     ties: Sequence[Ties], alone: Sequence[Reduced], exponents: Sequence[Tensor] | None = None
 ) -> list[Reduced]:
-    """The gradients of each stage after the stages, with one worker each, have exchanged their tied units. exponents:
-    those of each stage's sums; None: the current ones."""
+    """The gradients of each stage after the stages (one worker each) have exchanged their tied units.
+
+    exponents: exponents of each stage's sums; None: the current ones
+    """
     found = []
     of_sums = exponents or [here.gradients.exponents for here in ties]
     for here, own, e in zip(ties, alone, of_sums, strict=True):
@@ -80,7 +82,10 @@ def summed_over_stages(
 
 
 def train(settings: Settings, steps: int, order: Iterable[int] | None = None) -> tuple[list[tuple[float, float]], dict]:
-    """Trains. Returns (mean loss, gradient norm) of each step, and the weights by name. order: of micro-batches."""
+    """Trains. Returns (mean loss, gradient norm) of each step, and the weights by name.
+
+    order: numbers of the micro-batches, in the order in which they run
+    """
     stages, batches = pipeline(settings), Batches(settings)
     optimizers = [StageOptimizer(settings, stage) for stage in stages]
     order = list(order or range(stages[0].microbatches))
@@ -110,7 +115,7 @@ def gradient(stage: Stage, step: int, units: Sequence[int] | None = None) -> Red
 
 
 def part(stage: Stage, whole: Reduced, units: Sequence[int]) -> Reduced:
-    """The part of a reduced gradient that the holder of these units has."""
+    """The part of a reduced gradient that the holder of these units receives."""
     grads, largest = stage.gradients.grads(whole), None
     if stage.gradients.reproducible:
         largest = torch.cat([stage.gradients.largest_of(unit, grad) for unit, grad in grads.items()])

@@ -29,7 +29,7 @@ class Pipeline:
         self.batches = Batches(self.config)
 
     def step(self, number):
-        """Trains a step, which the copies of moving layers follow. Returns its loss and norm."""
+        """Trains a step and updates the copies of moving layers. Returns its loss and norm."""
         for g in range(self.stages[0].microbatches):
             forward(self.stages, self.batches, number, g)
             backward(self.stages, g, split=g % 2 == 0)
@@ -49,7 +49,7 @@ class Pipeline:
         return sum(reduced[-1].losses.tolist()), norm
 
     def begin(self, split, newest):
-        """Begins a move to `split`: receivers copy the state after step `newest` of their new layers."""
+        """Begins a move to `split`: receivers copy their new layers' state after step `newest`."""
         self.split = split
         for stage, optimizer in zip(self.stages, self.optimizers, strict=True):
             gains = [layer for layer in self.layers(stage) if layer not in stage.layout.layers]
@@ -74,7 +74,7 @@ class Pipeline:
             optimizer.relayout(arriving)
 
     def take_over(self, other, understudy, to, newest):
-        """Stage `understudy` of the pipeline `other`, which is within a step, becomes stage `to` of this one."""
+        """In the middle of a step, stage `understudy` of the pipeline `other` becomes stage `to` of this one."""
         stage, optimizer = other.stages[understudy], other.optimizers[understudy]
         arrived = optimizer.beside(stage.arriving([*self.stages[to].layout.layers]))
         ids = arrived.tensors.layout.ids
@@ -110,7 +110,7 @@ MOVES = (([1, 2, 2], 2), ([3, 1, 1], 0), ([1, 1, 3], 1), ([2, 2, 1], 1))
 def moves(moving, still, way=MOVES):
     """Trains both pipelines while layers of `moving` move. Asserts that both have the same bits after each move.
 
-    way: for each move, (new split, number of steps between its begin and its switch). By default, one or two layers
+    way: for each move, (new split, number of steps from its start to its switch). By default, one or two layers
     move there and back, by one or two stages.
     """
     done = 0
@@ -133,7 +133,7 @@ def moves(moving, still, way=MOVES):
 
 
 def takes_over(pipelines, understudy, to):
-    """Stage `understudy` of the first of three equal pipelines becomes stage `to` of the second, within a step.
+    """During a step, stage `understudy` of the first of three equal pipelines becomes stage `to` of the second.
 
     Asserts that the second pipeline then has the bits of the third.
     """

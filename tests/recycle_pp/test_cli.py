@@ -103,7 +103,9 @@ MISTAKES = [
 @pytest.mark.parametrize(("arguments", "sentence"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
 def test_a_mistake_in_train_is_reported_in_one_sentence_before_torch_is_imported(arguments, sentence, tmp_path):
     done = run("train", *arguments, cwd=tmp_path, program=[sys.executable, "-c", NO_TORCH])
-    said = [line for line in done.stdout.splitlines() if not line.endswith(" s)")]  # progress, on a busy machine
+    said = [
+        line for line in done.stdout.splitlines() if not line.endswith(" s)")
+    ]  # progress lines, printed on a busy machine
     assert (done.returncode, said) == (2, [])
     assert done.stderr.startswith("recycle_pp: ")
     assert done.stderr.count("\n") == 1
@@ -163,7 +165,7 @@ def test_the_file_of_init_trains_through_a_death_with_the_bits_of_one_worker(tmp
 
 
 def without_output(*arguments, cwd, how):
-    """Runs a command whose standard output is closed, or is a pipe that nobody reads."""
+    """Runs a command whose standard output is closed, or is a pipe without a reader."""
     if how == "closed":
         return run("-c", 'exec "$@" >&-', "sh", *RECYCLE, *arguments, cwd=cwd, program=["sh"])
     reader, writer = os.pipe()
@@ -182,7 +184,7 @@ def test_a_command_whose_output_nobody_reads_prints_no_error(arguments, how, tmp
     folder.make()
     folder.config.write_text("run: {steps: 3}\n")
     done = without_output(*arguments, cwd=tmp_path, how=how)
-    codes = (0,) if "--help" in arguments or how == "pipe" else (0, 1, 2)  # the state of the run
+    codes = (0,) if "--help" in arguments or how == "pipe" else (0, 1, 2)  # depends on the state of the run
     assert (done.returncode in codes, done.stderr) == (True, "")
 
 

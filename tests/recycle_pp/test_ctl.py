@@ -48,9 +48,11 @@ REQUESTS = {
 
 @pytest.fixture
 def supervisor(monkeypatch):
-    """supervisor(*conversations): starts a listener that gives the next conversation to each connection. A conversation
-    is a list of answers, after which the connection ends; None: no answer until the client leaves. The listener has
-    `heard`, the requests, and its `place`."""
+    """supervisor(*conversations): starts a listener that plays the next conversation on each new connection.
+
+    A conversation is a list of answers, after which the connection ends. None: no answer until the client leaves.
+    The listener records the requests in `heard`; `place` is its address.
+    """
     monkeypatch.setenv("RECYCLE_TOKEN", TOKEN)
     monkeypatch.setattr(ctl, "AGAIN", 0.01)
     loop = asyncio.new_event_loop()

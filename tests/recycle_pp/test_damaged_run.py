@@ -1,4 +1,4 @@
-"""If a file in a run folder is damaged, each command prints one sentence and exits with 2, unless it can do without."""
+"""If a file in a run folder is damaged, each command that needs it prints one sentence and exits with 2."""
 
 from __future__ import annotations
 

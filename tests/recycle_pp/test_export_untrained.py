@@ -24,7 +24,7 @@ TOKENS = torch.randint(3, 256, (2, 16), generator=torch.Generator().manual_seed(
 
 
 class Scaled(Plain):
-    """A persistent buffer with random values, another of integers, and one that state_dict does not contain."""
+    """A module with a persistent buffer of random values, one of integers, and a buffer outside state_dict."""
 
     def __init__(self):
         super().__init__()
@@ -112,7 +112,7 @@ def test_a_users_model_without_such_tensors_is_exported_without_its_code(tmp_pat
 
 
 class TiedHead(Frozen):
-    """The names of the frozen embedding and of the trained head have a second name each."""
+    """The frozen embedding and the trained head have a second name each."""
 
     def __init__(self):
         super().__init__()

@@ -87,7 +87,7 @@ def test_every_bit_equals_that_of_the_plain_loop(trained, shape, overrides):
 
 @pytest.mark.parametrize(("shape", "clip"), [("3x4", "optimizer.clip=null"), pytest.param("2x2", CLIPS, marks=slow)])
 def test_a_staggered_optimizer_changes_no_bit(trained, shape, clip):
-    """Without clipping all speculative steps are confirmed, and with clipping in every step all are undone."""
+    """Without clipping all speculative steps are confirmed; with clipping in every step all are rolled back."""
     overrides = (*SHAPES[shape], clip, "numerics=reproducible")
     assert trained((*STAGGERED, *overrides)) == reference(overrides)
 
@@ -109,7 +109,7 @@ def test_in_floating_point_the_losses_agree(trained, shape, overrides, tolerance
 
 
 def test_the_reference_learns_and_clips():
-    """Otherwise the comparisons would prove little: the loss must fall, and clipping must happen in every step."""
+    """The comparisons prove little unless the loss falls and every step is clipped."""
     free, clipped = (reference((*SHAPES["2x2"], *more, "numerics=reproducible")) for more in ((), (CLIPS,)))
     assert free.losses[-1] < free.losses[0] - 0.01
     assert min(clipped.norms) > 0.02

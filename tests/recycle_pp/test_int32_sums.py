@@ -26,7 +26,7 @@ Gradients.follow = finer
 
 @pytest.fixture(scope="module")
 def careless(tmp_path_factory):
-    """A zygote whose jobs expect much too small gradients in every step after the first."""
+    """A zygote whose jobs expect far too small gradients in every step after the first."""
     preload = tmp_path_factory.mktemp("careless") / "too_fine.py"
     preload.write_text(TOO_FINE)
     with Zygote(preload=preload) as process:

@@ -85,7 +85,7 @@ def test_a_checkpoint_holds_only_adapters_and_names_their_base_weights(trained, 
     assert (about["model.path"], about["model.path (its contents)"]) == (str(folder), folder_digest(folder))
 
 
-def test_a_resume_with_other_weights_in_the_folder_is_refused(zygote_of_transformers, folder, tmp_path):
+def test_a_resume_with_different_weights_in_the_folder_is_refused(zygote_of_transformers, folder, tmp_path):
     base = shutil.copytree(folder, tmp_path / "base")
     with zygote_of_transformers.run(
         [*command(base, *ALONE, "run.steps=1", "run.validate_every=0"), f"run.dir={tmp_path}/run"]

@@ -270,7 +270,7 @@ LLAMA = shlex.split(
 )
 
 
-def test_with_a_size_as_memory_the_plan_shows_whether_each_stage_fits_also_after_deaths(capsys):
+def test_with_a_size_as_memory_the_plan_shows_whether_each_stage_fits_with_and_without_deaths(capsys):
     assert main(["--memory", "80GB", *LLAMA]) == 0
     said = capsys.readouterr().out
     assert [name for name in ("no deaths: fits;", "one death: fits;", "two deaths: fits;") if name in said] != []

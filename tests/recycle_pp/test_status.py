@@ -125,7 +125,7 @@ def test_status_is_recovering_from_the_first_effect_of_a_death_to_its_last(run):
     assert not recovering("started", 0)
     assert recovering("death_detected", 0, "1.1", **cause) and recovering("plan_adopted", 0)
     assert not recovering("resumed", 0, **resumed)
-    assert not recovering("death_detected", 0, "1.1", **cause), "its next process had not taken part yet"
+    assert not recovering("death_detected", 0, "1.1", **cause), "the dead process had not taken part yet"
     assert not recovering("rejoined", 1, "1.1") and not commits(1)
     assert recovering("death_detected", 2, "1.1", **cause) and recovering("death_detected", 2, "0.1", **cause)
     assert not commits(2), "the step is committed, so the job has continued"
@@ -172,7 +172,7 @@ def test_status_names_the_file_that_the_job_waits_for_until_the_next_commit(run,
     run.metrics.write_text('{"step": 4}\n{"step": 5}\n')
     assert "/data/train.bin" not in shown()
     wrote_event(run, "waits_for_data", 6, **silent, time=time.time() - 25)
-    assert "/data/train.bin" not in shown(), "the job would have repeated it every 10 s"
+    assert "/data/train.bin" not in shown(), "the job would have repeated the event every 10 s"
 
 
 MOVE = {
@@ -319,7 +319,7 @@ def test_the_silence_of_a_coordinator_on_another_machine_lasts_until_no_node_can
 
 
 def status_after(run, verdict: str) -> float:
-    """Seconds until a look has this verdict."""
+    """Seconds that a look takes. Asserts its verdict."""
     begin = time.monotonic()
     assert Pulse(run).look().verdict == verdict
     return time.monotonic() - begin
@@ -336,7 +336,7 @@ def elsewhere(request, run):
     return lambda time: wrote(run, pid=2**22, started=1, time=time, **request.param)
 
 
-def test_the_doctor_does_not_count_undone_steps_in_the_usual_duration_of_a_step(run):
+def test_the_doctor_does_not_count_rolled_back_steps_in_the_usual_duration_of_a_step(run):
     lines = [{"step": step, "step_seconds": 1.0 if step < 10 else 9.0} for step in range(20)]
     with run.metrics.open("a") as file:
         file.writelines(json.dumps(line) + "\n" for line in [*lines, {"step": 10, "step_seconds": 1.0}])

@@ -207,7 +207,7 @@ def places(tmp_path_factory):
 def test_a_mistake_is_reported_in_one_sentence_with_exit_code_2(overrides, sentence, places, monkeypatch, capsys):
     monkeypatch.chdir(places)
     monkeypatch.setattr(train, "supervise", lambda *_: pytest.fail("a worker would have been started"))
-    monkeypatch.setattr(startup, "SECONDS", 600)  # no progress, however slow the machine is
+    monkeypatch.setattr(startup, "SECONDS", 600)  # no progress lines, however slow the machine is
     for name, value in {"RANK": 0, "WORLD_SIZE": 12, "LOCAL_WORLD_SIZE": 12, "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
     before = sorted(places.rglob("*"))
@@ -251,7 +251,7 @@ def test_the_command_for_much_text_makes_the_file_that_the_job_reads(changes, op
         train.prepare_data(settings, 12)
 
 
-def test_an_error_of_the_file_system_is_told_to_the_other_nodes(places, monkeypatch):
+def test_an_error_of_the_file_system_is_reported_to_the_other_nodes(places, monkeypatch):
     told = []
 
     async def dismiss(launch, address, sentence, **options):
