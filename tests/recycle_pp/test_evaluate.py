@@ -53,7 +53,7 @@ def test_a_validation_uses_every_whole_micro_batch_of_the_held_out_data(job):
 
 
 def test_the_best_checkpoint_is_kept_in_addition_to_the_newest(job):
-    """Only saved checkpoints count: a busy machine skips a checkpoint while the previous one is being written."""
+    """The best of those saved. A busy machine skips a checkpoint while the previous one is being written."""
     _, run, _ = job
     saved = {event["checkpoint"] for event in run.lines(run.events) if event["event"] == "checkpoint_saved"}
     held_out = {line["step"] + 1: line["val_loss"] for line in run.lines(run.metrics) if "val_loss" in line}

@@ -359,7 +359,7 @@ def test_the_folder_can_be_exported_at_the_end_of_a_run(run, monkeypatch):
     monkeypatch.setattr(train, "prepare", lambda *_: train.Prepared(settings, RunFolder(run)))
     assert train.main([]) == 0
     assert (run / "hf" / "step-000002" / "model.safetensors").is_file()
-    assert train.main([]) == 0, "the folder for this step exists already, and is no error"
+    assert train.main([]) == 0, "an existing folder for this step is not an error"
 
 
 @pytest.mark.slow

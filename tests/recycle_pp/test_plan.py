@@ -35,7 +35,7 @@ def test_the_worked_example_can_be_given_by_flags(tmp_path, capsys):
 
 
 def test_without_flags_a_training_run_without_settings_is_planned(tmp_path, capsys):
-    """docs/planner.md promises it, and `doctor` recommends the command to compile the planner."""
+    """docs/planner.md promises this, and `doctor` recommends the command to compile the planner."""
     best = saved(tmp_path)
     assert best.problem == saved(tmp_path, *WORKED).problem
     assert main(["--json"]) == 0

@@ -66,7 +66,7 @@ def test_every_thread_of_a_worker_uses_its_gpu(gpus, monkeypatch):
 def test_workers_share_the_gpus_of_their_node_in_turn(gpus, monkeypatch):
     gpus(2)
     assert [choose("auto", rank).index for rank in range(5)] == [0, 1, 0, 1, 0]
-    monkeypatch.setenv("LOCAL_RANK", "1")  # by node; ranks are numbered over all nodes
+    monkeypatch.setenv("LOCAL_RANK", "1")  # numbered within the node, unlike RANK
     assert choose("auto", 6).index == 1
 
 

@@ -1,4 +1,4 @@
-"""A staggered worker updates its parameters before the commit, except where all workers must have the same step."""
+"""A staggered worker updates its parameters before the commit, unless all workers must have the same step."""
 
 import pytest
 

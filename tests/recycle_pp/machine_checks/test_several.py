@@ -66,7 +66,7 @@ def test_each_pair_is_measured_once_and_no_machine_twice_in_a_round(numbers):
 
 @pytest.fixture
 def survey(monkeypatch):
-    """survey(looks, count): surveys `count` expected machines. Returns the survey and exit codes by number.
+    """survey(looks, count): surveys `count` expected machines. Returns the survey and the exit codes by machine number.
 
     looks: number -> Look, for the machines that take part; each runs in a thread.
     """

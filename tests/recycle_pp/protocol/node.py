@@ -93,7 +93,7 @@ class Node:
         self._early: dict[int, Sums] = {}  # step -> newest gradient of that stage
         self._heir: Understudy | None = None  # the progress of that state; `me.understudy` until it plays the role
         self._sent_early = -1, -1  # step and generation of the newest gradient sent before its vote
-        self._deferred: list[Message] = []  # from the announcement of another role until the executor plays it
+        self._deferred: list[Message] = []  # messages kept from the announcement of a role until it is played
         self._linking: Announce | None = None  # the generation whose links it builds
         self._linked = -1
         self._asked: list[Donate] = []  # joiners that wait for this worker's state

@@ -14,7 +14,7 @@ def origin(tmp_path):
 
 
 def written(tmp_path, data, model, origin=None):
-    """Whether the export has the tokenizer of bytes, another one, or none."""
+    """Whether the export has the byte tokenizer, another one, or none."""
     (out := tmp_path / "out").mkdir()
     found = write_tokenizer({"data": {"tokenizer": None, **data}, "model": {"vocabulary": 512, **model}}, origin, out)
     assert found == bool(os.listdir(out))

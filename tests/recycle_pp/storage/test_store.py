@@ -1,4 +1,4 @@
-"""A store of objects behaves in the same way on S3 and in a folder."""
+"""An object store behaves in the same way on S3 and in a folder."""
 
 import errno
 import os

@@ -5,7 +5,7 @@
     with spawned("wait", tmp_path, server) as child:        # forked by a fork server
         wait_for_log(tmp_path / "log", "plays wait")
 
-The first argument is what the worker does, see `fake_worker.py`. The worker is killed and reaped at the end.
+The first argument selects what the worker does, see `fake_worker.py`. The worker is killed and reaped at the end.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A supervisor for tests: a rank on another node than the coordinator, with the fake worker.
+"""A supervisor for tests: a rank on a different node from the coordinator, with the fake worker.
 
 python fake_rank.py PORT TOKEN LOCAL_RANK
 """

@@ -1,4 +1,4 @@
-"""Files of conversations are made into samples once, and all labels of a step have the same weight."""
+"""Files of conversations are converted to samples once, and all labels of a step have the same weight."""
 
 import json
 
