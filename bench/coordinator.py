@@ -34,7 +34,7 @@ from recycle_schedules.compiled import load
 from recycle_schedules.op_kinds import KINDS, SPLIT, O
 
 from recycle_pp.config.settings import Parallel, Settings
-from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.ballot import make_vote
 from recycle_pp.protocol.events import MessageReceived, PlanMade, Send, WorkerDescribed, WorkerDied, WorkerReady
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.job import Job

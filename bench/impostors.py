@@ -18,7 +18,7 @@ import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.ballot import make_vote
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.timing.packing import pack

@@ -8,7 +8,7 @@ deaths.node_lost(rank)                        # the supervisor's connection brok
 deaths.end(rank, cause, detail)               # kills a live worker, for instance because its link is cut
 deaths.end_stuck(rank, stuck)                 # kills a worker that makes no progress
 
-1. `_dead` handles the first report of a death. The other workers continue in a new generation.
+1. `_count_as_dead` handles the first report of a death. The other workers continue in a new generation.
 2. The job reports `stage_lost` if a stage has no live worker, or if a part of its state has no copy left. Then all
    workers restart from the newest checkpoint, some of them in different roles.
 3. `_explain` records the event of the death, once the cause is known or the wait for it has timed out.
@@ -26,7 +26,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.fitting.problem import with_less_memory
 from recycle_pp.protocol.events import Event, Outcome, ProblemChanged, Restarted, WorkerDied
-from recycle_pp.protocol.liveness import Stuck
+from recycle_pp.protocol.hangs import Stuck
 from recycle_pp.storage.store import StoreError
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.events.deaths import HangSuspected, cause_in_words
@@ -75,7 +75,7 @@ class Deaths:
 
     def dying(self, rank: Rank, message: Dying) -> None:
         """Handles the end of a process, seen by its supervisor. The cause is not known yet."""
-        self._dead(rank, message.incarnation, DYING_SECONDS)
+        self._count_as_dead(rank, message.incarnation, DYING_SECONDS)
 
     def reported(self, rank: Rank, message: Died) -> None:
         """Handles a death whose cause is known, because the supervisor has reaped the process."""
@@ -86,36 +86,36 @@ class Deaths:
         elif message.asked and message.incarnation == rank.ended:
             death = msgspec.structs.replace(death, detail=f"{death.detail}, because its connection broke")
         rank.causes[message.incarnation] = death
-        self._dead(rank, message.incarnation)
+        self._count_as_dead(rank, message.incarnation)
         self._explain(rank, message.incarnation)
 
     def disconnected(self, rank: Rank, incarnation: int) -> None:
-        self._dead(rank, incarnation)
+        self._count_as_dead(rank, incarnation)
 
     def node_lost(self, rank: Rank) -> None:
         """Handles the end of a supervisor's connection. The rank's worker counts as dead, because its node or its
         supervisor is gone."""
         rank.causes.setdefault(rank.incarnation, NODE_LOSS)
-        self._dead(rank, rank.incarnation)
+        self._count_as_dead(rank, rank.incarnation)
 
     def end(self, rank: Rank, cause: str, detail: str) -> None:
         rank.causes[rank.incarnation] = Death(cause, detail)
         rank.kill()
-        self._dead(rank, rank.incarnation)
+        self._count_as_dead(rank, rank.incarnation)
 
     def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
         """Orders the supervisor to report the worker's stacks and then to kill the worker. Waits for neither."""
         self._state.recorder.event(HangSuspected(worker=str(rank.role), where=stuck.where, seconds=stuck.seconds))
         rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
         rank.kill(stacks=True)
-        self._dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
+        self._count_as_dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
 
     def _end_untrusted(self, rank: Rank, detail: str) -> None:
         """Kills a worker with wrong state. The job already continues without it."""
         if rank.alive:
             self.end(rank, "mismatch", detail)
 
-    def found(self, rank: Rank, begun: bool) -> None:
+    def found_after_failover(self, rank: Rank, begun: bool) -> None:
         """Records a worker that a new coordinator found dead or unreachable.
 
         begun: whether any generation was agreed. If so, the restored job no longer counts the worker as live
@@ -134,7 +134,7 @@ class Deaths:
 
     # -- the job continues -------------------------------------------------------------------------------------
 
-    def _dead(
+    def _count_as_dead(
         self, rank: Rank, incarnation: int, cause_seconds: float = CAUSE_SECONDS, stuck: float | None = None
     ) -> None:
         """Continues the job without the worker. Ignores later reports of the same death.

@@ -1,4 +1,4 @@
-"""Detects workers without progress (`protocol.liveness`) and silent supervisors.
+"""Detects workers without progress (`protocol.hangs`) and silent supervisors.
 
 hangs = HangDetector(state, driver, planning, deaths)
 hangs.supervisor_beats(rank, message)     # a heartbeat with the vital signs of the worker
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import LinksBroken
-from recycle_pp.protocol.liveness import Patience, Sign, judge
+from recycle_pp.protocol.hangs import Patience, Sign, judge
 from recycle_pp.telemetry.events.job import DATA_SECONDS, WaitsForData
 from recycle_pp.telemetry.events.recovery import Renewed
 from recycle_pp.wire.messages.activity import Activity

@@ -16,7 +16,7 @@ from typing import Any
 
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.liveness import Sign, Verdict
+from recycle_pp.protocol.hangs import Sign, Verdict
 from recycle_pp.telemetry.checkpoint_folders import name
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.warn import warn_once

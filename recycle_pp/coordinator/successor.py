@@ -169,7 +169,7 @@ class Successor:
         if rank.incarnation < 0 or (rank.alive and unfinished):
             rank.spawn()
         else:
-            self._deaths.found(rank, found.begun)
+            self._deaths.found_after_failover(rank, found.begun)
 
     def _continue_saving(self, found: Found) -> None:
         """Continues an unfinished checkpoint. Workers resend their reports about its parts."""

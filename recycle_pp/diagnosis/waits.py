@@ -15,7 +15,7 @@ from recycle_pp.wire.records import HangReport, Sign
 
 from .finding import BROKEN, WARNING, Finding, seconds
 
-COORDINATOR = "coordinator"  # a node of the wait-for graph, as `protocol.liveness` writes it
+COORDINATOR = "coordinator"  # a node of the wait-for graph, as `protocol.hangs` writes it
 OPS = ("F", "I", "W", "B", "O", "R", "V")
 
 

@@ -1,15 +1,15 @@
 """Ends a step on one worker: reduces the stage's gradients, votes, applies the commit.
 
     commits.begin(orders)                 # at the start of a generation: sends missing copies and weights
-    commits.reduce(orders, step)          # sums the gradients of this worker's units over the stage's live workers
-    commits.reduce_tied(orders, step)     # adds the sums of other stages to tied units
+    commits.sum_gradients(orders, step)   # sums the gradients of this worker's units over the stage's live workers
+    commits.sum_tied_gradients(orders, step)     # adds the sums of other stages to tied units
     commits.vote(orders, step, bytes)     # sends this worker's results of the step
     commits.speculate(orders, step)       # staggered: updates before the commit
     commits.settle(undone, forgotten, decided, applied)  # applies, confirms or rolls back updates
     commits.send_weights(orders, step)    # sends weights, after the update and before their use
 
-`Orders.shares` lists the holders of each unit. If every worker of a stage holds all units, `reduce` is one all-reduce,
-and `begin` and `send_weights` send nothing. Otherwise a worker votes once it has the gradients of its own units, so
+`Orders.shares` lists the holders of each unit. If every worker of a stage holds all units, `sum_gradients` is one
+all-reduce, and `begin` and `send_weights` send nothing. Otherwise a worker votes once it has the gradients of its own units, so
 that after a commit every holder of a unit can update its copy.
 
 If a worker dies before the commit, its stage repeats the reduction from the accumulators. If every worker holds all
@@ -35,7 +35,7 @@ from recycle_pp.islands.client import Client
 from recycle_pp.model.stage import Stage, digests
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.ballot import make_vote
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.state.exchange import Exchange
 from recycle_pp.timing.packing import pack
@@ -128,7 +128,7 @@ class Commits:
             found |= digests({name: master.cpu()})
         return found
 
-    def reduce(self, orders: Orders, step: int) -> None:
+    def sum_gradients(self, orders: Orders, step: int) -> None:
         """Sums the gradients out of place, because a death before the commit may require a second reduction."""
         doing = self._session.doing
         doing.works(REDUCTION, step)
@@ -136,7 +136,7 @@ class Commits:
         self.reduced.pop(step, None)
         with self._spans.span(step, REDUCTION), named("recycle/reduce"):
             sent = partial(self._faults.fire, "allreduce", step)
-            reduced = self._exchange.reduce(orders.shares, self._peers(orders), sent)
+            reduced = self._exchange.sum_gradients(orders.shares, self._peers(orders), sent)
         doing.works(REDUCTION, step)
         self._hold(orders, step, reduced)
 
@@ -151,7 +151,7 @@ class Commits:
         if mine is None:
             self._hold(orders, step, Reduced.from_tensors(tensors))
 
-    def reduce_tied(self, orders: Orders, step: int) -> None:
+    def sum_tied_gradients(self, orders: Orders, step: int) -> None:
         """Adds other stages' sums to the gradients of tied units. Raises LinkBroken if the generation ends, Superseded
         if the orders have become invalid."""
         if self._exchange.tied.units:

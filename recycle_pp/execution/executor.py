@@ -142,7 +142,7 @@ class Executor:
                 self._await_turn(orders, step)
                 self.spans.observe()
                 self._give_back()
-                self.commits.reduce(orders, step)
+                self.commits.sum_gradients(orders, step)
             elif action.peer is not None:  # a message; the only other kind, the optimizer step, runs at the commit
                 if action.kind.makes:
                     self.mailbox.post(step, action.tensor, action.peer)
@@ -155,7 +155,7 @@ class Executor:
                 self.faults.fire(action.kind, step)
         self._await_turn(orders, step)
         self.spans.observe()
-        self.commits.reduce_tied(orders, step)
+        self.commits.sum_tied_gradients(orders, step)
         attempt = self.session.participant.attempt.coarser
         for hook in self.on_vote:
             hook(step, orders.generation, attempt, self.commits.reduced[step])

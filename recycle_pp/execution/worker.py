@@ -47,8 +47,8 @@ from recycle_pp.model.measured_memory import measured_memory
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import fixed_point as reproducible
 from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.protocol.hangs import read_limit
 from recycle_pp.protocol.holdings import Holdings
-from recycle_pp.protocol.liveness import read_limit
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.state import checkpoint
 from recycle_pp.state.follow import Following

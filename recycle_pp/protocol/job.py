@@ -37,7 +37,7 @@ from recycle_pp.wire.messages.table import Message, is_void
 
 from .adoption import Derive, adopt
 from .assignment import completed, exchanged, initial, refilled
-from .commit import Ballot, ProtocolViolation
+from .ballot import Ballot, ProtocolViolation
 from .events import (
     CoordinatorReplaced,
     EndRequested,

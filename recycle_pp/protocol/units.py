@@ -30,7 +30,7 @@ from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Vote
 from recycle_pp.wire.messages.units import Layout, UnitId, length, unpacked
 
-from .commit import ProtocolViolation
+from .ballot import ProtocolViolation
 from .holders import Sizes, Table, lost, missing, on_one_host, placed, refilled
 from .ledger import Record
 from .mismatch import compare

@@ -3,7 +3,7 @@
     exchange = Exchange(links, stage, optimizer, me, wait)
     exchange.exponents(source)                       # if weights are outdated at the start of a generation
     exchange.copies(shares, took)                    # copies units to workers that must hold them
-    reduced = exchange.reduce(shares, peers, sent)   # sums the gradients of this worker's units
+    reduced = exchange.sum_gradients(shares, peers, sent)    # of this worker's units
     reduced = exchange.tied.reduce(shares, reduced, exponents)  # sums tied units over all stages that hold them
     exchange.weights(shares, peers, ...)             # after an update: sends each unit from its first holder
     exchange.masters(shares, peers)                  # yields the stage's whole tensors, one at a time
@@ -78,7 +78,7 @@ class Exchange:
         for each in coming:
             self._take(*each, took)
 
-    def reduce(self, shares: Shares, peers: Sequence[Member], sent: Callable[[], None]) -> Reduced:
+    def sum_gradients(self, shares: Shares, peers: Sequence[Member], sent: Callable[[], None]) -> Reduced:
         """Sums the gradients of the units that this worker holds. The result includes the book (`numerics.gradients`)
         and the norms of all units. Does not change the accumulators, even if the sum is aborted.
 

@@ -24,7 +24,7 @@ from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.torch_operations import squared_norm
 from recycle_pp.numerics.update_rules.choice import choice
 from recycle_pp.numerics.update_rules.rule import Parameter
-from recycle_pp.protocol.commit import clip_scale
+from recycle_pp.protocol.ballot import clip_scale
 
 CPU = torch.device("cpu")
 

@@ -41,7 +41,7 @@ import time
 import torch
 from triton.runtime.errors import OutOfResources
 
-from recycle_pp.comm import collectives
+from recycle_pp.comm.tcp import collectives
 from recycle_pp.data.batches import Batches
 from recycle_pp.execution import worker
 from recycle_pp.execution.commits import Commits

@@ -152,7 +152,7 @@ def test_a_hanging_op_is_found_with_and_without_the_interpreters_lock(kind, wher
     assert times * SUSPICION < found["seconds"] < times * SUSPICION + 2
 
 
-@pytest.mark.slow  # quick counterpart: the busy workers in tests/recycle_pp/protocol/test_liveness.py
+@pytest.mark.slow  # quick counterpart: the busy workers in tests/recycle_pp/protocol/test_hangs.py
 def test_an_op_that_computes_five_hundred_times_as_long_is_not_a_hang(sabotaged, tmp_path):
     """The op takes longer than the suspicion and ten times its profiled time, but its thread is running or runnable."""
     seconds = SUSPICION + 0.5

@@ -170,7 +170,7 @@ def test_a_long_compile_is_not_a_hang(sabotaged):
     assert outcome.seconds > 2.5
 
 
-@slow  # quick counterpart: test_liveness.py
+@slow  # quick counterpart: test_hangs.py
 def test_a_worker_that_is_suspended_while_it_starts_is_replaced_after_the_suspicion(sabotaged, tmp_path):
     """Otherwise the job would miss a worker for `control.lease` seconds."""
     case = Case("is suspended while it starts", "2x2", NERVOUS, (SEGMENTATION_FAULT,), steps=100, deaths=2, bound=60)

@@ -12,7 +12,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.numerics.ties import Ties
-from recycle_pp.protocol.commit import clip_scale
+from recycle_pp.protocol.ballot import clip_scale
 
 CPU = torch.device("cpu")
 

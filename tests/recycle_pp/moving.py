@@ -8,7 +8,7 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.split import layers_of
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.protocol.commit import clip_scale
+from recycle_pp.protocol.ballot import clip_scale
 
 from .in_process import CPU, backward, forward, gradient, part, reduce_alone
 from .numerics.test_units import cut

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from recycle_pp.comm import collectives
 from recycle_pp.comm.store import ControlStore
+from recycle_pp.comm.tcp import collectives
 from recycle_pp.comm.waiting import Generation, LinkBroken, Pending, Pool
 from recycle_pp.linux.addresses import address_of
 from recycle_pp.wire.messages.members import Assignment, Member

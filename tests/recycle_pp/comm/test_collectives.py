@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle_pp.comm import collectives
+from recycle_pp.comm.tcp import collectives
 
 
 class Network:

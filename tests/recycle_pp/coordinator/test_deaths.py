@@ -83,7 +83,7 @@ def test_a_death_reported_twice_is_recorded_once(of):
 def test_a_worker_that_a_new_coordinator_finds_dead_is_restarted(of):
     async def finds():
         of.rank.alive, of.rank.causes[0] = False, SEGFAULT
-        of.deaths.found(of.rank, begun=True)
+        of.deaths.found_after_failover(of.rank, begun=True)
 
     asyncio.run(finds())
     assert of.recorder.causes == ["signal"] and of.recorder.events == ["found_dead", "respawned"]

@@ -92,10 +92,10 @@ class Commits:
     def __init__(self, spans):
         self._spans, self.seen = spans, []
 
-    def reduce(self, orders, step):
+    def sum_gradients(self, orders, step):
         self.seen.append(("reduce", len(self._spans._launched)))
 
-    def reduce_tied(self, orders, step):
+    def sum_tied_gradients(self, orders, step):
         pass
 
     def vote(self, orders, step, logged):

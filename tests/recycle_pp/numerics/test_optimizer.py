@@ -11,7 +11,7 @@ from recycle_pp.config.settings import Optimizer
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.hyperparameters import factors, learning_rate
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.protocol.commit import clip_scale
+from recycle_pp.protocol.ballot import clip_scale
 from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
 

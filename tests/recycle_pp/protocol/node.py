@@ -18,7 +18,7 @@ from msgspec import structs
 from recycle_schedules import Action, OpKind, Tensor, TensorKind, Worker
 from recycle_schedules.ops import input_of, output_of
 
-from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.ballot import make_vote
 from recycle_pp.protocol.holdings import NOTHING, Holdings
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.protocol.understudy import Understudy

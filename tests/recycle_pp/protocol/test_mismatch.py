@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.ballot import make_vote
 from recycle_pp.protocol.mismatch import compare
 from recycle_pp.wire.messages.units import UnitId
 

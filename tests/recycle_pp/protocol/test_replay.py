@@ -11,7 +11,7 @@ from recycle_schedules import Problem, Worker, actions
 
 from recycle_pp.config.compose import compose
 from recycle_pp.fitting.problem import initial_problem
-from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.ballot import make_vote
 from recycle_pp.protocol.event_json import decode, encode, fingerprint
 from recycle_pp.protocol.events import MessageReceived, PlanMade, ProblemChanged, SavingChanged
 from recycle_pp.protocol.snapshot import NotASnapshot, restored, snapshot

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.commit import ProtocolViolation, make_vote
+from recycle_pp.protocol.ballot import ProtocolViolation, make_vote
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.protocol.units import Units

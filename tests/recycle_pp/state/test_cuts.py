@@ -73,11 +73,11 @@ def train(config, size, copies, ordered, dies, resumed=None):
             exchange = Exchange(network.links(peer), stage, optimizer, peer, lambda pending, giver=None: pending.wait())
             exchange.copies(shares, lambda unit: None)
             add(stage, step, peers.index(peer), len(peers))
-            reduced = exchange.reduce(shares, peers, lambda: None)
+            reduced = exchange.sum_gradients(shares, peers, lambda: None)
             if not reduced.fits:
                 stage.gradients.begin_again(1, reduced)
                 add(stage, step, peers.index(peer), len(peers))
-                reduced = exchange.reduce(shares, peers, lambda: None)
+                reduced = exchange.sum_gradients(shares, peers, lambda: None)
             assert reduced.fits and sorted(reduced.units) == held(shares.holders, peer)
             optimizer.step(reduced, step, 0.7)
             exchange.weights(shares, peers, known=False)

@@ -116,7 +116,7 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
         for unit, holders in enumerate(share.holders.values()):
             if me in holders and copies:
                 optimizers[me].begin(unit)
-        reduced = exchange.reduce(share, network.stages[members[me].stage], lambda: None)
+        reduced = exchange.sum_gradients(share, network.stages[members[me].stage], lambda: None)
         assert exchange.tied.units
         once = exchange.tied.reduce(share, reduced, stage.gradients.exponents)
         kept = replace(once, flat=once.flat.clone())

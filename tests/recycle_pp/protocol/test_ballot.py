@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.commit import Ballot, ProtocolViolation, make_vote
+from recycle_pp.protocol.ballot import Ballot, ProtocolViolation, make_vote
 from recycle_pp.wire.frames import encode
 
 LIVE = {2 * d + s: Worker(d, s) for d in (0, 2, 3) for s in (0, 1)}  # W(1, s) have died

@@ -124,9 +124,14 @@ class Ballot:
         depend on how the layers are divided into stages."""
         by_stage = {self.workers[m].stage: self.votes[m] for m in sorted(self.votes, reverse=True)}
         norm, scale = clip_scale([x for s in range(self.stages) for x in by_stage[s].squares], self.clip)
-        losses = by_stage[self.stages - 1].losses
+        loss = mean_loss(by_stage[self.stages - 1].losses, self.microbatches)
         finite = all(v.finite for v in by_stage.values()) and math.isfinite(norm)
-        return Decision(self.step, scale if finite else None, norm, math.fsum(losses) / self.microbatches)
+        return Decision(self.step, scale if finite else None, norm, loss)
+
+
+def mean_loss(losses: Sequence[float], microbatches: int) -> float:
+    """The loss of a step, from the losses of its micro-batches."""
+    return math.fsum(losses) / microbatches
 
 
 def clip_scale(squares: Sequence[float], clip: float | None) -> tuple[float, float]:

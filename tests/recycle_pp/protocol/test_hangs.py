@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.liveness import COORDINATOR, PROFILED, Patience, Sign, judge, read_limit
+from recycle_pp.protocol.hangs import COORDINATOR, PROFILED, Patience, Sign, judge, read_limit
 from recycle_pp.wire.messages.activity import BUSY, Activity
 
 PATIENCE = Patience(suspicion=10.0, lease=600.0)
