@@ -162,7 +162,7 @@ def _prepare_job(
     folder = RunFolder(settings.run.dir)
     validate(settings, launch.world)
     refuse_missing(settings)
-    startup.update(f"waits until no other node can continue an earlier job in {folder.path}")
+    startup.update(f"looks whether a job still runs in {folder.path}")
     refuse_running(folder)
     stored = look_into_store(settings)
     startup.update(f"looks for checkpoints in {folder.path}")
