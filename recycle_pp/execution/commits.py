@@ -8,8 +8,8 @@
     commits.settle(undone, forgotten, decided, applied)  # applies, confirms or rolls back updates
     commits.send_weights(orders, step)    # sends weights, after the update and before their use
 
-`Orders.shares` lists the holders of each unit. If every worker of a stage holds all units, `sum_gradients` is one all-
-reduce, and `begin` and `send_weights` send nothing. Otherwise a worker votes once it has the gradients of its own
+`Orders.shares` lists the holders of each unit. If every worker of a stage holds all units, `sum_gradients` is one
+all-reduce, and `begin` and `send_weights` send nothing. Otherwise a worker votes once it has the gradients of its own
 units, so that after a commit every holder of a unit can update its copy.
 
 If a worker dies before the commit, its stage repeats the reduction from the accumulators. If every worker holds all
