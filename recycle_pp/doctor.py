@@ -23,11 +23,12 @@ from recycle_pp.diagnosis.finding import BROKEN, WARNING, WELL
 from recycle_pp.machine_checks import __main__ as machine_checks
 from recycle_pp.machine_checks.facts import within
 from recycle_pp.telemetry.evidence import gather
+from recycle_pp.telemetry.heartbeat import longest_look
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.run_reader import RunReader
 from recycle_pp.telemetry.stored_run import local
 
-READ_SECONDS = 40.0  # time limit for reading the run folder, which takes 15 s if the coordinator is silent
+READ_SECONDS = 40.0  # time limit for reading the run folder, without the wait for a heartbeat
 _LOGS = ("never_started",)  # verdicts for which the last line of the log matters
 _COLOURS = {WELL: "\x1b[32m", WARNING: "\x1b[33m", BROKEN: "\x1b[31m"}
 
@@ -60,11 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def of_run(path: str, seconds: float = READ_SECONDS) -> Diagnosis:
-    """The diagnosis of a run. Waits at most `seconds` for the file system of its folder.
+    """The diagnosis of a run. Waits at most `seconds` for the file system of its folder, and longer for a heartbeat.
 
     Raises ValueError if the folder holds no run, or if its config.yaml is damaged, and OSError if it cannot be read.
     """
-    diagnosis = within(seconds, lambda: _read(path))
+    found = within(seconds, lambda: _open(path))
+    diagnosis = None if found is None else within(seconds + found[1], lambda: _read(found[0]))
     if diagnosis is None:
         silent = f"the file system of {path} has not answered for {seconds:.0f} s"
         return Diagnosis("storage", None, [silent], f"df -h {path}", BROKEN)
@@ -81,8 +83,13 @@ def text(diagnosis: Diagnosis, colour: bool = False) -> str:
     return "\n".join([verdict + grade, *(f"  {line}" for line in diagnosis.evidence), f"next: {diagnosis.next}"])
 
 
-def _read(path: str) -> Diagnosis:
+def _open(path: str) -> tuple[RunFolder, float]:
+    """The run folder, and the longest time that a look at its heartbeat waits, in seconds."""
     run = RunFolder(local(path))
+    return run, longest_look(run)
+
+
+def _read(run: RunFolder) -> Diagnosis:
     diagnosis = diagnose(gather(run))
     return diagnosis._replace(evidence=[*diagnosis.evidence, *_details(diagnosis, RunReader(run))])
 

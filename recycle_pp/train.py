@@ -216,7 +216,11 @@ def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[
     """
     folder = RunFolder(settings.run.dir)
     if settings.run.resume in (True, "auto"):
-        url = settings.checkpoint.store or _stored_at(folder)
+        from recycle_pp.config.compose import chosen
+
+        url = settings.checkpoint.store
+        if url is None and "checkpoint.store" not in chosen(arguments):
+            url = _stored_at(folder)
         stored = fetch_run(url, folder)
         if folder.config.exists() and (stored or finished(folder.checkpoints)):
             from recycle_pp.config.resume import take_up
@@ -238,8 +242,11 @@ def fetch_run(url: str | None, folder: RunFolder) -> bool:
 
     Raises ValueError if the store does not answer, or if the run's job still runs elsewhere.
     """
-    if url is None or not survey(url, RESUME_SECONDS if folder.config.exists() else STORE_SECONDS).step:
+    here = folder.config.exists()
+    if url is None or not survey(url, RESUME_SECONDS if here else STORE_SECONDS).step:
         return False
+    if here and url != _stored_at(folder):  # the store may contain a different run
+        return True
     startup.update(f"copies the run's files from {url}")
     command = [sys.executable, "-m", "recycle_pp.telemetry.stored_run", url, str(folder.path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

@@ -337,6 +337,8 @@ class Saving:
 
 def _parts(folder: Path) -> dict[int, list[str]]:
     """Number of steps in each finished checkpoint -> names of its parts."""
-    return {
-        step: sorted(part.name for part in path.iterdir() if part.is_dir()) for step, path in finished(folder).items()
-    }
+    found: dict[int, list[str]] = {}
+    for step, path in finished(folder).items():
+        with suppress(FileNotFoundError):  # a worker has just deleted this old checkpoint
+            found[step] = sorted(part.name for part in path.iterdir() if part.is_dir())
+    return found

@@ -254,7 +254,8 @@ class Rebalancing:
             if member in stages
         ]
         stall = max(stalls, default=0.0)
-        self._stalls.append(max(0.0, stall))
+        if stalls:  # a death in the switch may have prevented all measurements
+            self._stalls.append(max(0.0, stall))
         state.recorder.layers_moved(
             Rebalanced(
                 before=event.before,
@@ -266,6 +267,6 @@ class Rebalancing:
                 cost_seconds=event.cost_seconds,
                 bytes=event.bytes,
                 seconds=move.switched - move.began,
-                stall_seconds=self._stalls[-1],
+                stall_seconds=max(0.0, stall),
             )
         )

@@ -116,7 +116,10 @@ def end_of_text(definition: Path, separator: str | None) -> tuple[str, int]:
     Raises ValueError if there is no such token.
     """
     found = json.loads(definition.read_text())
-    ids = dict(found["model"]["vocab"]) | {token["content"]: token["id"] for token in found.get("added_tokens", ())}
+    vocabulary = found["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: [token, score], by id
+        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+    ids = vocabulary | {token["content"]: token["id"] for token in found.get("added_tokens", ())}
     name = _end_of_text(definition, ids, separator)
     return name, ids[name]
 

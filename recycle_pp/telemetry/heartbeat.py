@@ -8,8 +8,7 @@
 
 A reader on the coordinator's machine looks for the coordinator's process, identified by its id, start time and boot. A
 reader on another machine or in another container, or to whom /proc does not show the process, watches whether the file
-changes. It does not compare the time in the
-file with a clock, because the clocks of two machines can differ by hours.
+changes. It does not compare the time in the file with a clock, because the clocks of two machines can differ by hours.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class Pulse:
                 return Life("over", f"the coordinator ended with exit code {sign.code}", sign, age)
             coordinator = f"the coordinator, process {sign.pid} on {sign.host},"
             age, ended = now - self._since, False
-            limit = max(STORED_SILENT_SECONDS if self._run.is_copy else SILENT_SECONDS, sign.patience)
+            limit = _limit(self._run, sign)
             if sign.here:
                 ended = _started(sign.pid) != sign.started
                 age = max(age if ended else 0.0, time.time() - sign.time)
@@ -181,6 +180,19 @@ def address_of(run: RunFolder) -> str:
     if life.sign is None or life.verdict != "alive":
         raise ValueError(f"no job runs in {run.path}: {life.proof}")
     return life.sign.address
+
+
+def longest_look(run: RunFolder) -> float:
+    """The longest time that `Pulse.look` waits, in seconds."""
+    with suppress(UnreadableFile):
+        return _limit(run, Sign.read(run))
+    return 0.0
+
+
+def _limit(run: RunFolder, sign: Sign | None) -> float:
+    """The seconds after which a job with this newest sign counts as ended."""
+    silent = STORED_SILENT_SECONDS if run.is_copy else SILENT_SECONDS
+    return silent if sign is None else max(silent, sign.patience)
 
 
 def refuse_running(run: RunFolder) -> None:

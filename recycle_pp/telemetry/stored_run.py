@@ -174,6 +174,7 @@ def follow(url: str, only: str | None = None) -> Path:
     temporary = tempfile.mkdtemp(prefix="recycle-run-")
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     folder = Path(temporary) / store.url.rpartition("/")[2]
+    folder.mkdir()  # the store may lack the only file
     download = _Download(store, folder, Path(temporary) / ".objects", only)
     download.update()
     RunFolder(folder).copy.touch()

@@ -153,4 +153,4 @@ def test_no_worker_starts_on_a_gpu_in_quarantine(start, tmp_path, capsys):
     assert main(["--clear", uuid(5), str(job.run.path)]) == 0
     assert json.loads(job.run.quarantine.read_text()) == {}
     assert main(["--clear", uuid(5), str(job.run.path)]) == 2
-    assert "quarantine.json does not have" in capsys.readouterr().err
+    assert "is not in" in capsys.readouterr().err

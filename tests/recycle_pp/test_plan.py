@@ -299,7 +299,7 @@ def test_a_folder_with_a_config_json_may_be_the_model(tmp_path, capsys):
     ("flags", "sentence"),
     [
         (["--model", "llama8b"], "--model requires --memory"),
-        (["--memory", "80GB", "plan.json"], "--memory: a model and settings of the trainer"),
+        (["--memory", "80GB", "plan.json"], "--memory: give a model and trainer settings"),
         (["--memory", "80GB", "--model", "nobody"], "model=nobody: there is no such file"),
         (["--memory", "80GX", *WORKED], "--memory: '80GX' is not none"),
     ],

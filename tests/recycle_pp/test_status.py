@@ -13,6 +13,7 @@ import time
 import msgspec
 import pytest
 
+from recycle_pp import doctor
 from recycle_pp.config.loading import load
 from recycle_pp.linux.processes import process_stat
 from recycle_pp.status import main
@@ -316,6 +317,12 @@ def test_the_silence_of_a_coordinator_on_another_machine_lasts_until_no_node_can
     monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.1)
     wrote(run, boot="another", patience=1.0)
     assert status_after(run, "silent") > 0.9
+
+
+def test_doctor_waits_for_the_silence_of_a_coordinator_and_does_not_blame_the_disk(run, monkeypatch):
+    wrote(run, boot="another", patience=1.0)
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.1)
+    assert doctor.of_run(str(run.path), seconds=0.7).verdict != "storage"
 
 
 def status_after(run, verdict: str) -> float:

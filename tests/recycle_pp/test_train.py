@@ -298,6 +298,13 @@ def test_a_resume_in_an_old_folder_also_looks_for_a_newer_run_in_the_store(tmp_p
     arguments = [f"run.dir={tmp_path}", "run.resume=true"]
     settings, _ = train.continued(compose(arguments), arguments)
     assert asked == [["s3://bucket/run", str(tmp_path)]] and settings.checkpoint.store == "s3://bucket/run"
+    asked.clear()
+    other = [*arguments, "checkpoint.store=s3://bucket/other"]
+    train.continued(compose(other), other)
+    assert not asked, "files of a run in another store would replace those of this folder"
+    monkeypatch.setattr(train, "survey", None)
+    without = [*arguments, "checkpoint.store=null"]
+    assert train.continued(compose(without), without)[0].checkpoint.store is None, "the store may no longer exist"
 
 
 def test_settings_are_checked_again_after_automatic_values_are_measured(tmp_path, monkeypatch):

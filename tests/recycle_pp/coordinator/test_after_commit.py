@@ -48,5 +48,5 @@ def test_the_wait_for_the_last_upload_is_shorter_after_a_signal(monkeypatch):
     for signal, seconds in ((None, 600), ("SIGTERM", 22)):
         if signal:
             state.ending.request(signal, 143)
-        handler._store(Assembled(20))
+        handler.store(Assembled(20), last=False)
         assert state.recorder.said[-1].endswith(f"is in the store, or after {seconds} s")

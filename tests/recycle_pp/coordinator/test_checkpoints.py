@@ -1,5 +1,8 @@
 """Which workers save a checkpoint, and which ones it does not wait for."""
 
+import asyncio
+from pathlib import Path
+
 from recycle_pp.coordinator.checkpoints import Saving
 from recycle_pp.protocol.assignment import initial
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
@@ -120,3 +123,19 @@ def test_the_next_checkpoint_clears_the_failure_of_the_last_one(tmp_path):
     assert last.save_failed(SaveFailed(8, "a box of head.weight is in none of the parts")) and last.failed
     last.begin(8, SAVERS, True, live=())
     assert not last.failed
+
+
+def test_a_checkpoint_that_is_deleted_during_the_look_hides_no_other_checkpoint(tmp_path, monkeypatch):
+    for step in (10, 20):
+        (tmp_path / f"step-{step:06d}" / "stage-0-0-0123abcd").mkdir(parents=True)
+    listed = Path.iterdir
+
+    def iterdir(path):
+        if path.name == "step-000010":
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    saving = Saving(tmp_path, lambda: {})
+    asyncio.run(saving.look())
+    assert saving.found == {20: ["stage-0-0-0123abcd"]} and saving.newest_step == 20

@@ -356,6 +356,13 @@ def test_a_move_is_recorded_with_both_sides_of_the_comparison_and_its_stall():
     assert (moved.gain_seconds, moved.cost_seconds) == (begun.gain_seconds, begun.cost_seconds)
 
 
+def test_a_switch_whose_stall_was_not_measured_does_not_make_later_moves_cheaper():
+    trainer = played(death)
+    trainer.switch()
+    asyncio.run(trainer.commit())
+    assert trainer.events[1].stall_seconds == 0.0 and not trainer.handler._stalls
+
+
 def test_a_layout_for_an_old_membership_is_not_used(monkeypatch):
     async def scenario(trainer):
         def slow(*arguments):

@@ -14,8 +14,8 @@ def test_the_footprint_is_a_list_of_sentences(monkeypatch):
     assert "parameters in 2 stages; each step: 8 samples, 128 tokens" in first
     assert second.startswith("a worker of stage 0, the fullest, needs about")
     assert all(name in second for name in needs_of(settings, "cpu")[0])
-    assert third.startswith("the 2 workers of this machine may need 62") and third.endswith(
-        "the machine has 1 MB: that is not enough"
+    assert third.startswith("the 2 workers of this machine, torch included, may need 62") and third.endswith(
+        "it has 1 MB: that is not enough"
     )
 
 

@@ -114,11 +114,11 @@ def test_a_tied_matrix_is_one_parameter_in_two_stages(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "more", "sentence"),
     [
-        ("gemma2", {}, "model=llama has no model_type gemma2, which .*config.json requires; model=hf trains it"),
-        ("llama", {"attention_bias": True}, "model=llama has no attention_bias"),
-        ("mistral", {"sliding_window": 8}, "model=llama has no sliding_window"),
-        ("llama", {"attention_dropout": 0.1}, "model=llama has no attention_dropout"),
-        ("llama", {"hidden_act": "gelu"}, "model=llama has no hidden_act gelu"),
+        ("gemma2", {}, "model=llama does not support model_type gemma2, which .*config.json requires; use model=hf"),
+        ("llama", {"attention_bias": True}, "model=llama does not support attention_bias"),
+        ("mistral", {"sliding_window": 8}, "model=llama does not support sliding_window"),
+        ("llama", {"attention_dropout": 0.1}, "model=llama does not support attention_dropout"),
+        ("llama", {"hidden_act": "gelu"}, "model=llama does not support hidden_act gelu"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type dynamic"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_missing_sliding_window_is_that_of_transformers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     window = transformers.AutoConfig.from_pretrained(tmp_path).sliding_window
     assert llama_sizes(tmp_path, window)
-    with pytest.raises(ValueError, match="model=llama has no sliding_window"):
+    with pytest.raises(ValueError, match="model=llama does not support sliding_window"):
         llama_sizes(tmp_path, window + 1)
 
 

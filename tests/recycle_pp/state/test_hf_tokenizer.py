@@ -1,9 +1,11 @@
 """The tokenizer of an export is the one that made the training data."""
 
+import json
 import os
 
 import pytest
 
+from recycle_pp.data.tokenizer import end_of_text
 from recycle_pp.state.hf_tokenizer import write_tokenizer
 from tests.recycle_pp.data import formats
 
@@ -50,3 +52,9 @@ def test_absent_files_are_not_taken_for_text_unless_the_vocabulary_is_that_of_by
     (first := tmp_path / "first").mkdir(), (second := tmp_path / "second").mkdir()
     assert written(first, {"path": "/nowhere/corpus_text_document"}, {"kind": "transformer"}) == "none"
     assert written(second, {"path": "/nowhere/book.txt"}, {"kind": "transformer", "vocabulary": 256}) == "bytes"
+
+
+def test_the_separator_of_a_unigram_tokenizer_has_its_place_in_the_vocabulary_as_id(tmp_path):
+    definition = tmp_path / "tokenizer.json"
+    definition.write_text(json.dumps({"model": {"type": "Unigram", "vocab": [["<unk>", 0.0], ["</s>", -9.87]]}}))
+    assert end_of_text(definition, "</s>") == ("</s>", 1)
