@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
-    items.sort(key=lambda item: "in_the_interpreter" not in item.nodeid)  # runs first, because it takes longest
+    items.sort(key=lambda item: "in_the_interpreter" not in item.nodeid)  # the longest test starts first
 
 
 def pytest_xdist_auto_num_workers(config):

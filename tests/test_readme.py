@@ -57,7 +57,7 @@ def test_the_commands_after_the_quick_start_read_its_run(demo):
     assert len(lines) == 4
     for line in lines:
         found = recycle(line, folder)
-        code = 1 if " doctor " in line else 0  # a warning: a worker was killed
+        code = 1 if " doctor " in line else 0  # doctor warns that a worker was killed
         assert found.returncode == code and found.stdout, (line, found.stderr)
 
 

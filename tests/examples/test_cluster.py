@@ -133,7 +133,7 @@ def slurm(tmp_path):
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    port = free_ports(2)  # of torchrun's store; the first coordinator uses the next port
+    port = free_ports(2)  # torchrun's store uses this port, the first coordinator the next one
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "a100:2", "PORT": f"{port}"}
     variables |= {"SLURM_JOB_NODELIST": "n[0-1]", "REQUESTS": str(tmp_path / "requests")}
     variables |= {"PATH": f"{tmp_path}:{BIN}:{os.environ['PATH']}", "NODE_SH": str(EXAMPLES / "node.sh")}
@@ -218,7 +218,7 @@ def test_an_island_under_slurm_takes_part_in_rounds_in_s3(slurm, tmp_path, monke
 
 
 def test_the_modal_example_passes_all_variables_to_node_sh(monkeypatch):
-    """The file has never run on Modal, as its docstring states."""
+    """Only the variables are tested, because the example has never run on Modal (its docstring says so)."""
 
     class Anything:
         def __getattr__(self, name):

@@ -11,7 +11,7 @@ from .table import RESULTS
 
 
 def pytest_collection_modifyitems(items):
-    """Extends the time limit of tests that run cases: a case has its own bound, and may need a fault-free run first."""
+    """Extends the time limit of tests that run cases, as a case has its own bound and may need a fault-free run."""
     for item in items:
         if "runs" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))

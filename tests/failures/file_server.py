@@ -32,7 +32,7 @@ _LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH, _INIT, _INTERRUPT, _
 _IN, _OUT, _ATTRIBUTES = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ"), struct.Struct("<6Q10I")
 _VALID = 1  # seconds for which the kernel may keep names and attributes
 _ROOT = 1
-_HELD = ".held"  # contains the id of the process whose reads are not answered
+_HELD = ".held"  # a file in `source` that contains the id of the process whose reads are not answered
 
 
 class FileServer(contextlib.AbstractContextManager):

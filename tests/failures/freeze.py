@@ -33,9 +33,8 @@ class Frozen(contextlib.AbstractContextManager):
         self._thread, self._held, self._idle = pid, held, idle
         self._stands, self._over = threading.Event(), threading.Event()
         self._error: OSError | None = None
-        self._tracer = threading.Thread(
-            target=self._trace, name="tracer", daemon=True
-        )  # only the tracing thread may make requests
+        # One thread makes all requests, because ptrace accepts them only from the tracing thread.
+        self._tracer = threading.Thread(target=self._trace, name="tracer", daemon=True)
         self.at = 0.0
 
     def __enter__(self) -> "Frozen":

@@ -34,6 +34,7 @@ from recycle_pp.testing.local_cluster import LocalJob, LocalNodes, Zygote
 from tests.once import once
 
 Json = dict[str, Any]
+# shape -> (pipelines, stages, micro-batches)
 SHAPES = {
     "1x1": (1, 1, 4),
     "1x2": (1, 2, 4),
@@ -43,7 +44,7 @@ SHAPES = {
     "4x2": (4, 2, 2),
     "3x3": (3, 3, 2),
     "3x4": (3, 4, 2),
-}  # D, P, M
+}
 _FAULT_KEYS = (
     "+", "checkpoint", "coordinator", "control", "run.dir", "run.resume", "run.respawns", "run.validate_every",
     "parallel.sharded", "parallel.optimizer_", "parallel.backend", "schedule",
@@ -157,7 +158,7 @@ def rejoins(*texts: str) -> tuple[str, ...]:
 
 
 class Runs:
-    """Runs cases. results: kind -> outcomes, for the closing table. shared: the fixture `shared_folder`."""
+    """Runs cases. results: kind -> outcomes, for the table at the end. shared: the fixture `shared_folder`."""
 
     def __init__(self, zygote: Zygote, results: dict[str, list[Json]], shared: Path) -> None:
         self._zygote, self.results, self._shared = zygote, results, shared
@@ -224,9 +225,8 @@ class Runs:
         for step, trace in outcome.traces.items():
             near = (step - 1, step, step + 1)  # a worker with early optimizer steps may be one step ahead
             dead = {e["worker"] for e in outcome.all("death_detected") if e["step"] in near}
-            dead |= {
-                e["understudy"] for e in outcome.all("took_over") if e["step"] in near
-            }  # its ops in its old role do not count
+            # The ops of an understudy in its old role do not count.
+            dead |= {e["understudy"] for e in outcome.all("took_over") if e["step"] in near}
             check_no_survivor_repeats(trace, dead, step)
 
 

@@ -50,9 +50,8 @@ def reached(moment, number):
     with open(now["victim"]) as file:
         pid = file.read()
     os.kill(int(pid or os.getpid()), signal.SIGKILL)
-    time.sleep(
-        0.2
-    )  # if the victim is the launcher, this worker dies too; if it is the coordinator, this worker continues
+    # If the launcher was killed, this worker dies while it sleeps. If the coordinator was killed, it continues.
+    time.sleep(0.2)
 
 
 def cut(self, order):
@@ -88,7 +87,7 @@ def delta(self, unit, digest, number, island):
 
 
 def checksums(self, applied, theta):
-    reached("apply", applied - 1)  # theta and the weights are replaced, and the optimizer step has not been applied yet
+    reached("apply", applied - 1)  # theta and the weights have been replaced, but the optimizer has not stepped yet
     return _checksums(self, applied, theta)
 
 

@@ -38,9 +38,8 @@ class InStream(Executor):
 
 def put(marks):
     """Gives this process a device that uses these marks."""
-    assert player.marks_of and player.Executor, (
-        "the player module no longer uses these"
-    )  # setting them would do nothing
+    # Replacing names that the module does not use would have no effect.
+    assert player.marks_of and player.Executor, "the player module no longer uses these"
     player.marks_of = lambda device: marks
     player.Executor = InStream
 

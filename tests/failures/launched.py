@@ -51,7 +51,7 @@ class Launched(contextlib.AbstractContextManager):
         self.run = RunFolder(run or folder / "run")
         self.arguments = [f"parallel.pipelines={nodes}", f"parallel.stages={workers}", *COMMON, *arguments]
         self._folder = folder
-        self.port = port or free_ports(2)  # of torchrun's store; the first coordinator uses the next port
+        self.port = port or free_ports(2)  # torchrun's store uses this port, the first coordinator the next one
         self._known: dict[int, psutil.Process] = {}  # all processes of this job seen so far
         self.agents = [self._start(node, nodes, workers) for node in range(nodes)]
 

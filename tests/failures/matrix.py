@@ -58,7 +58,7 @@ class Death:
             return [f"{step}:{victim}", f"{step + 1}:{victim}@join"], [f"{step + 2}:{victim}", f"{step + 4}:{victim}"]
         if moment == "checkpoint":  # the first worker of a stage saves
             victim = f"0.{stage}"
-        if moment in ("checkpoint", "validation"):  # after every fourth step
+        if moment in ("checkpoint", "validation"):  # both follow every fourth step, so one step later than `step`
             step += 1
         return [f"{step}:{victim}@{moment}"], [f"{step + 3}:{victim}"]
 
@@ -139,7 +139,8 @@ IN_A_RECOVERY = [
 def _returning(claim: str, *signals: SignalAt, stagger: bool = False) -> Case:
     """A case in which W(0, 1) dies in step 3 and returns in step 6, and the signals kill a second worker."""
     overrides = fails("3:0.1@forward") + rejoins("6:0.1")
-    return Case(claim, "3x2", overrides, signals, steps=40, stagger=stagger, deaths=2)  # enough steps for the return
+    # 40 steps leave enough time for the return.
+    return Case(claim, "3x2", overrides, signals, steps=40, stagger=stagger, deaths=2)
 
 
 IN_A_RETURN = [

@@ -132,10 +132,11 @@ class NodesJob(contextlib.AbstractContextManager):
         if self._zygote is not None:
             agent = self._zygote.start(arguments, self.run, Part(0, workers, workers, machine.holder), environment)
         else:
+            # Addresses, because the machines cannot resolve host names.
             where_to = [
                 f"--nproc-per-node={workers}",
                 f"--local-addr={machine.address}",
-            ]  # the machines cannot resolve host names
+            ]
             agent = self.torchrun(machine, where_to, arguments)
         self.nodes.append(Node(machine, agent))
         return self.nodes[-1]

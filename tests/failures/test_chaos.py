@@ -55,7 +55,8 @@ def test_a_job_under_chaos_ends_with_the_weights_of_an_undisturbed_one(stagger, 
     [(0.0, "recycle_pp.execution.worker", True), (600.0, "recycle_pp.execution.worker", False), (0.0, "else", False)],
 )
 def test_a_process_that_has_the_number_of_a_worker_is_never_hit(ago, module, found, tmp_path):
-    """As in the folder of a job whose machine was restarted, or that runs in a container with the machine's name."""
+    """Such a process can exist if the job's machine was restarted, or if the job runs in a container that has the
+    machine's name."""
     run = RunFolder(tmp_path)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", module]) as process:
         spawned = {"event": "spawned", "worker": "0.0", "rank": 0, "pid": process.pid, "host": socket.gethostname()}

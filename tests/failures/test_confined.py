@@ -55,7 +55,7 @@ def confined():
         pytest.skip(f"cannot create a memory control group (cgroup v1): {error}")
     yield {"CONFINED": str(int(LIMIT)), "CONFINED_IN": str(above)}
     for group in [*filter(Path.is_dir, above.iterdir()), above]:
-        for _ in range(100):  # the processes in it may still be ending
+        for _ in range(100):  # the processes in the group may still be ending
             with suppress(OSError):
                 group.rmdir()
                 break

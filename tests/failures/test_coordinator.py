@@ -123,9 +123,8 @@ def test_the_stall_of_a_take_over_is_measured(runs):
 @pytest.mark.parametrize("dead", [["0.0", "1.0", "1.1"], ["0.0", "0.1", "1.0"]], ids=str)
 def test_the_last_survivor_on_a_machine_stops_the_job_and_names_the_lost_stage(dead, runs):
     """The survivor needs no majority, because it can prove the other deaths. But one worker cannot run two stages."""
-    signals = [
-        host("started", 0.3 * (victim == "0.0"), victim) for victim in dead
-    ]  # 0.3 s later for the first, so that all processes are running
+    # Worker 0.0 dies 0.3 s after the start, when all processes are running.
+    signals = [host("started", 0.3 * (victim == "0.0"), victim) for victim in dead]
     stops = case("most supervisors are killed at once", *signals, deaths=None, ends="has no live worker left")
     outcome = runs.of(stops, "the coordinator's host")
     assert "majority" not in outcome.output

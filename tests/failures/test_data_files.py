@@ -58,7 +58,7 @@ def launched(folder, path, steps, *arguments):
 
 @pytest.mark.slow  # quick counterpart: tests/recycle_pp/coordinator/test_hang_detector.py
 @needs_server
-@pytest.mark.parametrize("seconds", [13, 43])  # the job first uses the data that it has already read
+@pytest.mark.parametrize("seconds", [13, 43])  # long enough that the job runs out of data that it has already read
 def test_a_job_waits_for_training_data_until_the_disk_answers(seconds, server, tmp_path, expected):
     with launched(tmp_path, server.path / "train.bin", STEPS) as job:
         job.wait_for_step(20)

@@ -108,7 +108,7 @@ def test_after_a_signal_to_torchrun_the_exit_code_is_128_plus_its_number(number,
     job.wait_for_step(1)
     job.torchrun.send_signal(number)
     job.end()
-    assert job.torchrun.returncode == 1, "torchrun's own"
+    assert job.torchrun.returncode == 1, "the exit code of torchrun itself"
     assert job.codes() == {0: code, 1: 0}
     assert "the newest checkpoint is" in job.printed(0)[-1]
 

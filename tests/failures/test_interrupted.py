@@ -26,9 +26,9 @@ def test_a_resume_killed_repeatedly_at_any_instant_ends_with_the_same_weights(se
     case = resumed("2x2", folder, STEPS)
     for kill in range(8):
         with zygote.run(case.arguments) as job:
-            if (
-                kill % 2
-            ):  # kill during training; otherwise while it reads the folder, truncates files or loads the checkpoint
+            # Odd kills hit the training. Even ones hit the start, when the job reads the folder, truncates files or
+            # loads the checkpoint.
+            if kill % 2:
                 wait_for_another_start(job)
             time.sleep(chance.uniform(0.0, 0.3 if kill % 2 else 1.0))
             killed = [job.pid, *job.supervisors()]
@@ -75,9 +75,8 @@ def test_an_export_killed_at_any_instant_leaves_a_whole_folder_or_none(finished_
         os.kill(pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() - begun
 
-    assert (
-        export.main([str(finished_run), str(tmp_path / "whole")]) == 0
-    )  # imports the modules in advance for all attempts
+    # This imports the modules in advance for all attempts.
+    assert export.main([str(finished_run), str(tmp_path / "whole")]) == 0
     code, takes = attempt(tmp_path / "out", 60)
     assert code == 0
     shutil.rmtree(tmp_path / "out")

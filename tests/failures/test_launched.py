@@ -16,9 +16,8 @@ from .table import RESULTS
 STEPS = 80
 NODES = (0, 1, 2)
 ARGUMENTS = (f"run.steps={STEPS}", "run.validate_every=0")
-EXIT_SECONDS = (
-    150.0  # maximum time from the end of the job to that of the agents; torch's exit barrier would take 300 s
-)
+# maximum time from the end of the job to the end of the agents; torch's exit barrier would take 300 s
+EXIT_SECONDS = 150.0
 GAP_SECONDS = 5.0  # maximum time between two commits
 pytestmark = [pytest.mark.timeout(900), pytest.mark.torchrun]
 slow = pytest.mark.slow
@@ -117,7 +116,7 @@ def test_the_coordinator_may_be_lost_while_workers_are_importing(expected, tmp_p
 def test_a_take_over_does_not_look_like_the_end_of_the_job(tmp_path):
     with Launched(tmp_path, arguments=("run.steps=100000", "run.validate_every=0", "emulate=sleep")) as job:
         job.wait_for_step(3)
-        time.sleep(2 * SECONDS)  # the heartbeat of a job with several nodes
+        time.sleep(2 * SECONDS)  # two writes of heartbeat.json
         job.supervisors([0])[0].kill()
         with pytest.raises(ValueError, match="belongs to a job that still runs"):
             refuse_running(job.run)

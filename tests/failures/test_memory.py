@@ -17,9 +17,8 @@ LONG = [
     "schedule.memory_extra=4", "schedule.profile_steps=0", "numerics=reproducible", "run.steps=2", "run.device=cpu",
     "run.validate_every=0", "run.standby=off", "control.suspicion=60",
 ]  # fmt: skip
-OTHERS = (
-    300_000_000  # bytes for the stacks of later threads and for malloc's reserves, which count toward the limit, too
-)
+# bytes for the stacks of later threads and for malloc's reserves, which count toward the limit, too
+OTHERS = 300_000_000
 FIT = 3  # number of micro-batches in flight that fit
 
 

@@ -20,7 +20,8 @@ MOMENTS = [*matrix.MOMENTS, "spread"]  # "heal" needs an earlier death in the sa
 def faults(moment, stage, step):
     if moment == "spread":
         return [f"{step}:1.{stage}@spread"], [f"{step + 3}:1.{stage}"]
-    if moment in ("regroup", "adopt"):  # in two stages, because two deaths in one might take both copies of a unit
+    # The two deaths are in different stages, because two in one stage might take both copies of a unit.
+    if moment in ("regroup", "adopt"):
         other = f"2.{(stage + 1) % 3}"
         fallen = [f"{step}:{other}@backward", f"{step}:1.{stage}@{moment}"]
         return fallen, [f"{step + 3}:{other}", f"{step + 3}:1.{stage}"]
@@ -162,7 +163,7 @@ def test_deaths_with_clipping_parameter_groups_and_int32_sums_change_no_bit(prec
     numerics = (f"numerics.precision={precision}", "numerics.sums=int32", "optimizer.clip=0.02")
     faults = (*fails("2:0.1@backward", "4:1.0@spread"), *rejoins("5:0.1"))
     groups = ("optimizer.groups=[*norm*:0.5:0.3]",)
-    stagger = precision == "bf16"  # rolls back its first update, and another one later
+    stagger = precision == "bf16"  # clipping rolls back the first early update, and another one later
     case = Case(
         f"in {precision}", "3x2", (*TWO, *numerics, *groups, *faults), stagger=stagger, deaths=2, steps=14, bound=120
     )

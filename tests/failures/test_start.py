@@ -49,9 +49,8 @@ def test_nodes_with_different_settings_are_rejected_at_once_with_one_sentence_an
         assert job.wait([0, 1], 120) == [1, 1], job.explain()
         assert time.monotonic() - begun < 90  # in a new environment, Python first compiles torch to bytecode
         for node in (0, 1):
-            (shown,) = [
-                line for line in job.output(node).splitlines() if " traceback : " in line
-            ]  # only one rank prints it
+            # Only one rank prints a traceback.
+            (shown,) = [line for line in job.output(node).splitlines() if " traceback : " in line]
             assert "the nodes were started with different settings: optimizer.lr is 0.00" in shown
             assert "start every node with the same command line" in shown
             assert "exitcode  : 2 " in job.output(node)

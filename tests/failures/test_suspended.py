@@ -25,7 +25,8 @@ def expected(zygote):
     ("suspicion", "seconds"), [(2, 9), *(pytest.param(5, n, marks=pytest.mark.slow) for n in (14, 15, 20, 30))]
 )
 def test_a_coordinator_that_wakes_after_an_election_follows_its_successor(suspicion, seconds, expected, tmp_path):
-    """The others elect a coordinator after `suspicion` + 5 s. No step is lost, and at most this supervisor's worker."""
+    """The others elect a coordinator after `suspicion` + 5 s. No step is lost, and no worker except the
+    suspended supervisor's."""
     arguments = [*ARGUMENTS, f"control.suspicion={suspicion}", "run.sample_log=true"]
     with Launched(tmp_path, nodes=1, workers=4, arguments=arguments) as job:
         job.wait_for_step(15)

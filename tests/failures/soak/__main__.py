@@ -87,7 +87,7 @@ class Soak:
             try:
                 self._job(number)
                 failed = 0
-            except Exception:  # try the next jobs
+            except Exception:  # the soak continues with the next job
                 failed += 1
                 self._failed(number, traceback.format_exc())
             if self._options.job is not None or time.monotonic() - self._begun > 60 * self._options.minutes:

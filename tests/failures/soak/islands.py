@@ -402,7 +402,7 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="duration of the faults (default 60)")
-    parser.add_argument("--seed", type=int, default=0, help="of the faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
     parser.add_argument("--mean", type=float, default=15.0, help="average pause between faults, seconds (default 15)")
     parser.add_argument("--out", default="out/islands", help="a new folder")
     options = parser.parse_args(arguments)

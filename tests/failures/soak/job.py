@@ -186,7 +186,7 @@ class SoakedJob(contextlib.AbstractContextManager):
                     self._pids[event["worker"]] = event["host"], event["pid"]
                 case "finished":
                     self._ended = "finished"
-                case "stopped":  # by the job, or by a node that was cut off, which must not write it
+                case "stopped":  # must not occur in a job that finishes, not even on a node that was cut off
                     self._stopped = event["reason"]
                 case "restored":
                     self._differs(

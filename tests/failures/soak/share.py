@@ -14,7 +14,7 @@ mount namespaces), each with its own torchrun and four workers (3 x 4). One job 
 
 Two shares are printed:
 
-- The ratio of both jobs' steps per second. Of the undisturbed job, the first --undisturbed steps count.
+- The ratio of both jobs' steps per second. Only the first --undisturbed steps of the undisturbed job are measured.
 - The share of the disturbed job's time that its steps would have taken without faults. The time of an undisturbed step
   is the median of the job's own steps with all workers in the second half of the time between two faults. This share is
   more accurate on a machine whose speed drifts.
@@ -52,7 +52,7 @@ from .job import SoakedJob
 
 SHARES = {"kill worker": 27, "stop worker": 17, "cut node": 18}  # the 62 faults of the published test
 LENGTH = 10.0  # duration of a pause or a partition, seconds
-SETTLE = 30  # the first steps do not count, because op durations are measured and standbys import torch
+SETTLE = 30  # the first steps do not count, because workers still measure op durations and standbys import torch
 COMMON = ("parallel.microbatches=6", "run.respawns=100000", "control.suspicion=2")
 NEVER = Fault("kill worker", float("inf"), 0.0, 0, 1, 0)
 COMPUTE = {
@@ -191,15 +191,22 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         "--steps",
         type=int,
         default=3600,
-        help="steps of the disturbed job, with real compute of both (default 3600: 30 minutes)",
+        help="steps of the disturbed job, or with real compute of each job (default 3600, about 30 minutes)",
     )
-    parser.add_argument("--undisturbed", type=int, default=1200, help="steps for the undisturbed rate (default 1200)")
+    parser.add_argument(
+        "--undisturbed",
+        type=int,
+        default=1200,
+        help="number of first steps over which the rate of the undisturbed job is measured (default 1200)",
+    )
     parser.add_argument("--every", type=float, default=29.0, help="seconds between two faults (default 29)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the faults")
     parser.add_argument("--out", default="share", help="a new folder (default: share)")
     options = parser.parse_args(arguments)
     if min(options.steps, options.undisturbed) <= SETTLE + 1:
-        parser.error(f"--steps and --undisturbed must be more than {SETTLE + 1}: the first {SETTLE} do not count")
+        parser.error(
+            f"--steps and --undisturbed must be more than {SETTLE + 1}, as the first {SETTLE} steps are not measured"
+        )
     if Path(options.out).exists():
         parser.error(f"--out: {options.out} exists")
     return options
