@@ -103,9 +103,8 @@ MISTAKES = [
 @pytest.mark.parametrize(("arguments", "sentence"), MISTAKES, ids=[" ".join(given) for given, _ in MISTAKES])
 def test_a_mistake_in_train_is_reported_in_one_sentence_before_torch_is_imported(arguments, sentence, tmp_path):
     done = run("train", *arguments, cwd=tmp_path, program=[sys.executable, "-c", NO_TORCH])
-    said = [
-        line for line in done.stdout.splitlines() if not line.endswith(" s)")
-    ]  # progress lines, printed on a busy machine
+    # A busy machine also prints progress lines, which end with seconds.
+    said = [line for line in done.stdout.splitlines() if not line.endswith(" s)")]
     assert (done.returncode, said) == (2, [])
     assert done.stderr.startswith("recycle_pp: ")
     assert done.stderr.count("\n") == 1

@@ -138,9 +138,8 @@ def remainders(draw, plan: Plan):
         {"op": o.kind, "microbatch": list(o.microbatch), "stage": o.stage, "worker": list(o.worker), "delivered": d}
         for o, d in done
     ]
-    moved = {
-        (o.microbatch, o.stage): o.worker for o, _ in done
-    }  # of a repeated op, only the one on the new worker counts
+    # If an op was repeated, only its newest worker counts.
+    moved = {(o.microbatch, o.stage): o.worker for o, _ in done}
     for e in p.done or ():
         if moved.get((e.microbatch, e.stage), e.worker) == e.worker:
             delivered = e.delivered and (e.worker not in dying or draw(st.booleans()))

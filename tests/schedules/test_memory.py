@@ -74,9 +74,8 @@ def test_a_death_leaves_less_room_on_its_peers():
     whole, after = job(room + 33), job(room + 33, failed=[(1, 2)])
     assert [whole.limit(Worker(0, s)) for s in range(3)] == [3, 3, 3]
     assert [after.limit(Worker(0, s)) for s in range(3)] == [3, 3, 3]
-    assert (
-        job(room + 32, failed=[(1, 2)]).limit(Worker(0, 2)) == 2
-    )  # the replay log has nine boundary tensors instead of six
+    # The replay log has nine boundary tensors instead of six.
+    assert job(room + 32, failed=[(1, 2)]).limit(Worker(0, 2)) == 2
     sharded = job(room + 33, failed=[(1, 2)], copies=2)
     assert sharded.limit(Worker(0, 2)) == 3 and sharded.limit(Worker(0, 1)) > 3
 

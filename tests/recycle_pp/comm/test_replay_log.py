@@ -27,7 +27,7 @@ def test_tensors_offloaded_to_the_host_come_back_unchanged():
     (again,) = log.get(7, ACTIVATION)
     assert again is not first and torch.equal(again, first)
     again.zero_()
-    assert torch.equal(log.get(7, ACTIVATION)[0], first), "a second time"
+    assert torch.equal(log.get(7, ACTIVATION)[0], first), "a tensor can be read a second time"
 
 
 @pytest.mark.parametrize("on_host", [False, True])

@@ -297,7 +297,8 @@ def test_a_leader_whose_lease_expired_while_all_others_ended_is_not_confirmed(mo
             leader = await supervisors.elections[0].leader(after=-1)
             await supervisors.add(1, leader)
             await supervisors.agree(0, -1)
-            assert await supervisors.elections[0].confirm(held=False) == leader.term  # for the first time
+            # The first confirmation of a term needs no lease.
+            assert await supervisors.elections[0].confirm(held=False) == leader.term
             supervisors.die(1)
             monkeypatch.setattr(election, "is_dead", lambda process: True)
             assert await supervisors.elections[0].confirm(held=True) == leader.term

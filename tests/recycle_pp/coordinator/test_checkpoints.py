@@ -33,7 +33,8 @@ def test_at_the_end_of_the_run_a_peer_saves_for_a_dead_worker(tmp_path):
 
 def test_a_request_that_was_lost_in_a_reset_is_repeated_once_the_worker_has_returned(tmp_path):
     last = saving(tmp_path, final=True)
-    assert last.returned(1) == []  # the job repeats the commit, which is its request
+    # The job itself repeats the commit that asked member 1 to save, so no `Save` is sent.
+    assert last.returned(1) == []
     last.died(1, LIVE)
     assert asked(last.returned(3)) == [(3, Save)]
     assert last.returned(0) == []

@@ -199,7 +199,7 @@ def test_an_op_that_runs_out_of_memory_on_two_workers_is_retried_with_fewer_micr
     state = job_state(settings, job)
     ranks = [state.roster.enter(number) for number in range(2)]
     limit = job.problem.limit(ranks[0].role)
-    assert limit == 3  # 1F1B's one and memory_extra's two
+    assert limit == 3  # 1F1B needs one micro-batch in flight, and memory_extra adds two
 
     async def die():
         said = Death(cause, "no more", where="F of micro-batch 0.1 in step 4")

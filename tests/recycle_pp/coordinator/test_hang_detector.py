@@ -275,7 +275,7 @@ def test_signs_of_different_moments_are_not_taken_for_a_deadlock(stale, new_job)
 
 
 def test_a_worker_stopped_during_a_wait_is_found_without_renewing_the_generation(new_job):
-    """All other workers wait a little longer than this one is silent. Its supervisor only sees that it waits."""
+    """The other workers' waits reach the suspicion before this worker's silence does, so they look like a deadlock."""
     job = new_job()
     job.say = dict.fromkeys(range(12), Activity("waits", "commit", 7))
 
@@ -290,7 +290,7 @@ def test_a_worker_stopped_during_a_wait_is_found_without_renewing_the_generation
 
 
 def test_a_worker_that_still_waits_in_a_void_generation_is_found_after_the_next_announcement(new_job):
-    """No other report shows that the message it waits for has arrived."""
+    """Its wait should have ended with the old generation, so no report of an arrived message is needed."""
     job = new_job()
     job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
     job.renewed = lambda: [job.say.pop(number) for number in range(12) if number != 6]

@@ -67,7 +67,7 @@ def test_the_worker_of_a_broken_gpu_is_killed_and_the_gpu_goes_into_quarantine(o
     assert of.hardware.quarantined == {"GPU-1": "XID 79"}
     of.run.quarantine.unlink()
     report(of, 0)
-    assert of.hardware.quarantined == {}, "a person has lifted it"
+    assert of.hardware.quarantined == {}, "an operator has lifted the quarantine"
 
 
 def test_a_gpu_that_was_in_quarantine_keeps_its_entry(of):

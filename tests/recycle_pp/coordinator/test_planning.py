@@ -166,7 +166,7 @@ def test_the_plan_after_a_death_is_made_in_advance():
         return known, asked[made:]
 
     known, later = asyncio.run(run())
-    assert [len(problem.dead) for problem in known] == [1, 1], "equal pipelines share them"
+    assert [len(problem.dead) for problem in known] == [1, 1], "one plan serves the deaths of all equal pipelines"
     assert later == []
 
 
@@ -189,7 +189,7 @@ def test_the_plan_of_an_expected_problem_is_made_before_those_of_possible_deaths
         coordinator.job.steady.plan(expected)
         return len(asked)
 
-    assert asyncio.run(run()) == 3, "its plan is kept"
+    assert asyncio.run(run()) == 3, "the plan of the expected problem is kept"
 
 
 @pytest.mark.parametrize("damage", [None, "", "{", '{"steps": 3}', '{"durations_seconds": 7}'])

@@ -231,7 +231,7 @@ def test_no_move_begins_while_a_joiner_receives_state():
         trainer.note("other", sends=[donate])
         await trainer.commit(2)
         assert trainer.asked == []
-        trainer.job.followers.clear()  # it has died
+        trainer.job.followers.clear()  # the joiner has died
         await trainer.commit()
 
     assert len(played(scenario, mode="always").asked) == 1
@@ -368,7 +368,7 @@ def test_a_layout_for_an_old_membership_is_not_used(monkeypatch):
         def slow(*arguments):
             found = search(*arguments)
             if DEAD not in trainer.job.live:
-                trainer.job.live.discard(3)  # during the search
+                trainer.job.live.discard(3)  # member 3 dies during the search
             return found
 
         monkeypatch.setattr(rebalancing, "search", slow)

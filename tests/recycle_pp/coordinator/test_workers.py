@@ -150,7 +150,7 @@ def test_an_assembler_that_repeats_its_message_starts_no_second_upload(tmp_path)
 
 def test_the_last_checkpoint_of_a_run_replaces_an_unfinished_upload(tmp_path):
     state, workers, rank = storing_workers(tmp_path)
-    state.timers.after = lambda *_: None  # needs a loop
+    state.timers.after = lambda *_: None  # the real one needs an event loop
     workers.handle(rank, assembled(8))
     workers.handle(rank, assembled(24))
     assert (state.storing.step, state.storing.final) == (24, True)
@@ -172,7 +172,7 @@ def test_measured_memory_limits_the_plans_and_selects_the_stages_that_recompute(
     problem = state.job.problem
     assert problem.recomputes == (True, True) and problem.limit(state.roster[0].role) == 1
     workers.handle(state.roster.enter(2), Ready(("", 0), "", memory=[{"flight": 0.0}] * 2))
-    assert state.job.problem is problem, "equal peers"
+    assert state.job.problem is problem, "the first report of a stage is used, because peers are equal"
     assert [type(event) for event in driver.driven].count(WorkerReady) == 3
 
 

@@ -211,7 +211,7 @@ def test_a_plan_of_393216_ops_paints_within_3_seconds_and_zooms_to_single_ops(op
     failed = (Worker(0, 2), Worker(9, 7), Worker(40, 12))
     got = open_page(page.Step("plan", [Chart.of(one_f_one_b(shape(failed, (64, 16, 128))))]))
     assert float(got.state("painted")) <= 3000
-    got.press("f")  # all 1024 workers
+    got.press("f")  # shows all 1024 workers
     got.until(lambda: got.state("detail") == "pixels")
     got.driver.find_element("id", "find").send_keys("777\ue007")
     got.until(lambda: got.text("#route-title").startswith("Micro-batch 777 (pipeline 6, index 9)"))

@@ -59,7 +59,7 @@ class Cluster:
             clip=config.optimizer.clip, stagger=config.optimizer.stagger, copies=p.copies,
         )  # fmt: skip
         self._events = defaultdict(list)
-        self._earliest = {}  # of members that return
+        self._earliest = {}  # member that returns -> first step in which it takes part
         self.nodes = {member: Node(self, member, worker) for member, worker in self.job.assignment.items()}
 
     def __enter__(self):

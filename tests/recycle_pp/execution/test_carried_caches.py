@@ -138,9 +138,9 @@ def test_triton_compiles_no_kernel_that_another_machine_has_compiled(tmp_path, m
     a, b = machine(tmp_path, "a"), machine(tmp_path, "b")
     assert kernels_compiled_in(tmp_path / "a", monkeypatch)
     a.write()
-    (tmp_path / "a").rename(tmp_path / "gone")  # no path leads there
+    (tmp_path / "a").rename(tmp_path / "gone")  # so that paths stored in the cache no longer work
     assert b.read().entries >= 1 and not kernels_compiled_in(tmp_path / "b", monkeypatch)
-    assert kernels_compiled_in(tmp_path / "empty", monkeypatch), "the process has not kept them"
+    assert kernels_compiled_in(tmp_path / "empty", monkeypatch), "this process must not keep them itself"
 
 
 def kernels_compiled_in(cache, monkeypatch):

@@ -32,7 +32,8 @@ def gpus(monkeypatch):
         return current
 
     monkeypatch.setattr(device.limits, "raise_open_files", lambda: None)
-    monkeypatch.setattr(threading.Thread, "run", threading.Thread.run)  # `choose` replaces it
+    # This restores the method after the test, because `choose` replaces it.
+    monkeypatch.setattr(threading.Thread, "run", threading.Thread.run)
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return pretend

@@ -207,7 +207,7 @@ def test_the_executor_waits_for_launched_ops_before_it_waits_for_an_input(build)
     forward(executor, 0)
     executor.wires.late = 3
     forward(executor, 1)
-    assert executor.device.waits == ["F0"] and done(executor) == {}, "launched as soon as the input arrived"
+    assert executor.device.waits == ["F0"] and done(executor) == {}, "F1 is launched as soon as its input arrives"
 
 
 def test_an_op_that_fails_on_the_device_is_named_and_does_not_count(build):

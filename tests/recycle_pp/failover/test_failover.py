@@ -25,9 +25,8 @@ def random_order(seed):
     chance = random.Random(seed)
     size, one_machine = chance.choice([3, 4, 5, 6]), chance.random() < 0.5
     names = [f"s{k}" for k in range(size)]
-    most = (
-        size - 1 if one_machine else (size - 1) // 2
-    )  # deaths on one machine are proven, so a single survivor can continue
+    # Deaths on one machine are proven, so a single survivor can continue.
+    most = size - 1 if one_machine else (size - 1) // 2
     faults, at = [], 0.5
     victims = chance.sample(names, chance.randint(0, most))
     for name in victims:

@@ -53,7 +53,7 @@ def test_predictions_add_up_to_the_measured_times_and_are_positive(data):
 
 
 def test_with_two_stages_the_stage_with_the_smaller_time_per_layer_sets_the_time_of_a_layer():
-    assert relaid([4.0, 7.0], (4, 4), (5, 3)) == pytest.approx([5.0, 6.0]), "the head takes 3"
+    assert relaid([4.0, 7.0], (4, 4), (5, 3)) == pytest.approx([5.0, 6.0]), "a layer takes 1, and the head 3 of the 7"
 
 
 def test_an_unchanged_layout_keeps_every_bit():

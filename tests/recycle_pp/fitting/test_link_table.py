@@ -50,7 +50,7 @@ def test_each_pair_of_connected_hosts_is_measured_once_and_no_worker_measures_ma
             assert placement[partner] == host and abs(partner.stage - worker.stage) == 1
             assert wanted[partner][placement[worker]] == worker, "both ends measure"
             probes[frozenset((placement[worker], host))] += 1
-    assert set(probes.values()) <= {2}, "one pair, at both of its ends"
+    assert set(probes.values()) <= {2}, "one pair of workers measures a link, from both ends"
     neighbours = {
         frozenset((placement[u], placement[v])) for u, v in combinations(placement, 2) if abs(u.stage - v.stage) == 1
     }

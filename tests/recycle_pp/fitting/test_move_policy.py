@@ -132,7 +132,7 @@ def test_a_coordinator_with_another_clock_expects_the_same_times(observed, monke
     outages, (now, dead) = history(*observed), observed[-1]
     monkeypatch.setattr(move_policy, "time", lambda: 1e9)
     written = outages.to_json()
-    monkeypatch.setattr(move_policy, "time", lambda: 1e9 + 5)  # until it is elected
+    monkeypatch.setattr(move_policy, "time", lambda: 1e9 + 5)  # the other coordinator is elected 5 s later
     other = Outages(900.0)
     other.load(written, now=7000.0)
     other.observe(frozenset(dead), now=7000.0)

@@ -70,7 +70,7 @@ def test_the_breakdown_separates_turns_messages_and_sums():
     found = breakdown_of(tables(compute), tables(optimizer), barrier=True)
     assert median(found.turns) == pytest.approx(TURN)
     seconds = [x for times in found.messages.values() for x in times]
-    assert median(seconds) == pytest.approx(MESSAGE + TURN)  # the spans end a turn early
+    assert median(seconds) == pytest.approx(MESSAGE + TURN)  # `executed` ends every span a turn early
     assert {(a.pipeline, abs(a.stage - b.stage)) for a, b in found.messages} == {(0, 1), (1, 1)}
     assert found.sums == pytest.approx({0: SUM + TURN, 1: SUM + TURN})
 
@@ -163,7 +163,7 @@ def test_plans_use_the_speed_of_a_slow_worker_until_it_recovers():
 def test_recomputing_is_not_part_of_durations_and_makes_no_worker_slow():
     again = (True, False)
     profile, other = Profile(SETTINGS), complete_profile()
-    recomputed = TRUE.replace(durations={**TRUE.durations, "I": [0.04, 0.03]})  # one more F
+    recomputed = TRUE.replace(durations={**TRUE.durations, "I": [0.04, 0.03]})  # I of stage 0 repeats its F
     for _, spans in steps(3, of=recomputed):
         assert profile.add(spans, again) == []
     for kind in "FIW":

@@ -126,7 +126,7 @@ def test_dcgmi_is_run_if_it_is_installed(monkeypatch, tmp_path, script, details)
 
 
 def test_the_processor_of_a_host_without_gpus_is_exercised(capsys, monkeypatch):
-    monkeypatch.setattr(active, "SLOWER", 0.0)  # this machine may be busy
+    monkeypatch.setattr(active, "SLOWER", 0.0)  # accepts all rates, because this machine may be busy
     monkeypatch.setattr(active, "TIRED", 0.0)
     code = main(["--active", "--seconds", "0.1"])
     printed = capsys.readouterr().out

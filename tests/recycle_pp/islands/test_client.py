@@ -281,7 +281,7 @@ def test_one_worker_reports_which_islands_live_and_which_rounds_are_closed(folde
     store, seen = Store(folder), []
     store.put("islands/gone.json", b"{}")
     os.utime(Path(folder) / "islands/gone.json", (old := time.time() - 2 * rules.GONE_SECONDS, old))
-    store.put("islands/a.json", b"{}")  # by the admission
+    store.put("islands/a.json", b"{}")  # as the admission does
     a = island(folder, "a", stages=2, islands__patience=0.1)
     a.receive, receive = lambda: (seen.extend(a.messages), receive()), a.receive
     a.train(3)
@@ -537,7 +537,7 @@ def settings_of(folder, name, **changes):
 
 def test_a_worker_waits_for_the_store_within_the_given_time_limit(folder, island, monkeypatch):
     each = island(folder, "a")
-    each.close()  # its thread must not take the refusals
+    each.close()  # otherwise its thread would use up the refusals
     listing, refusals = Store.objects, ["no answer", "no answer"]
 
     def refuse(store, *arguments):

@@ -346,7 +346,7 @@ class World:
                 getattr(island, kind)()
 
     def _damage(self, kind: str) -> None:
-        """Damages an object of a round that is still open: a store does not change objects after that.
+        """Damages an object of a round that is still open. Objects of closed rounds stay intact.
 
         kind  flip: one bit is wrong; truncate: an upload is cut short, so the delta is incomplete
         """

@@ -93,7 +93,7 @@ def test_adapters_have_state_and_sums_and_frozen_weights_have_neither():
     assert some.weights == 2 * adapters + 2 * parameters(model, layers)
     assert 0 < stage_memory(of.with_values({"model.lora.targets": ["q_proj"]}), 0).waiting < some.waiting
     tokens = of.model.sequence * of.parallel.microbatch_size
-    ends = tokens * (8 + 2 * model.width)  # of the embedding
+    ends = tokens * (8 + 2 * model.width)  # what the embedding keeps for its W: ids and gradients
     assert some.waiting == whole.waiting - ends + tokens * len(layers) * 2 * 14 * rank
     with pytest.raises(ValueError, match="memory is known only for all-linear and for q_proj"):
         stage_memory(of.with_values({"model.lora.targets": ["query"]}), 0)
@@ -149,7 +149,7 @@ def test_reduction_update_and_undo_copy_take_the_predicted_bytes(numerics):
     assert memory.payload + memory.restored == pytest.approx(reduction.peak, rel=0.02)
     with allocations(CPU) as update:
         measured.optimizer.step(reduced, 0, 0.5)
-    muon = of.optimizer.name == "muon"  # predicted for a square matrix, and the largest one here is 640 x 128
+    muon = of.optimizer.name == "muon"  # the prediction assumes square matrices, but the largest one here is 640 x 128
     assert memory.update == pytest.approx(update.peak, rel=0.25 if muon else 0.05)
     with allocations(CPU) as ahead:
         measured.optimizer.speculate(reduced, 1)

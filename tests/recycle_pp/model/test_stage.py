@@ -95,7 +95,7 @@ def test_dropout_depends_only_on_seed_step_and_microbatch(recompute):
         return x
 
     here, elsewhere = pipeline(config), pipeline(config)
-    loss(elsewhere, 7, 3)  # another worker, with other random draws before
+    loss(elsewhere, 7, 3)  # stands for another worker, which has drawn random numbers before
     assert loss(here, 2, 1) == loss(elsewhere, 2, 1)
     assert len({loss(here, *key).item() for key in [(2, 1), (2, 2), (3, 1)]}) == 3
     assert here[1].evaluate(batch, here[0].evaluate(batch)) != [loss(here, 2, 1)]

@@ -121,7 +121,7 @@ def test_an_aborted_all_reduce_does_not_change_the_accumulators(reproducible):
     micro_batch(worker, 0)
     expected = worker.payload()
     for tensor in worker.payload():
-        tensor.fill_(77)  # partly summed, then aborted
+        tensor.fill_(77)  # as an all-reduce may leave the payload when it is aborted
     assert all(map(torch.equal, worker.payload(), expected))
 
 
@@ -231,7 +231,7 @@ def test_int32_sums_learn_an_exponent_for_every_row_in_the_first_attempt():
         return worker.reduced(worker.payload())
 
     first = attempt()
-    assert not first.fits and first.finite, "nothing is known yet"
+    assert not first.fits and first.finite, "the exponents are unknown before the first attempt"
     worker.begin_again(1, first)
     second = attempt()
     assert second.fits

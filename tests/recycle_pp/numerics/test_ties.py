@@ -56,7 +56,7 @@ def test_every_stage_holds_the_sum_over_the_stages(reproducible, seed):
         assert all(torch.equal(found[0], other) for other in found)
         assert torch.allclose(found[0].double(), exact[name], atol=1e-5)
         squares = [found_by_stage[stage].squares[stages.gradients[stage].names.index(name)] for stage in holders]
-        assert squares[0] > 0 and not any(squares[1:]), "the norm counts it once"
+        assert squares[0] > 0 and not any(squares[1:]), "the norm counts the tied parameter once"
 
 
 def test_adding_the_stages_sums_again_after_a_death_changes_no_bit():

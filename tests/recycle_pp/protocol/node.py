@@ -88,12 +88,14 @@ class Node:
         self._streams: list[Stream] = []  # from its donors
         self._have: dict[UnitId, int] = {}  # unit -> newest step, in the current session
         self._session = -1  # the newest session
-        self._following = False  # in this session
+        self._following = False  # whether it follows units in that session
         self.standing_in = Shards(self, (), NOTHING)  # the state of another stage, if it is an understudy
         self._early: dict[int, Sums] = {}  # step -> newest gradient of that stage
-        self._heir: Understudy | None = None  # the progress of that state; `me.understudy` until it plays the role
+        # progress of `standing_in`; the same object as `me.understudy` until this worker takes the role on
+        self._heir: Understudy | None = None
         self._sent_early = -1, -1  # step and generation of the newest gradient sent before its vote
-        self._deferred: list[Message] = []  # messages kept from the announcement of a role until it is played
+        # messages held back after a role is announced, until this worker takes the role on
+        self._deferred: list[Message] = []
         self._linking: Announce | None = None  # the generation whose links it builds
         self._linked = -1
         self._asked: list[Donate] = []  # joiners that wait for this worker's state

@@ -214,7 +214,8 @@ class Shards:
     def inspected(self) -> tuple[bytes, list[UnitId]]:
         held, state = sorted(self._grads), self._undo[0] if self._undo else self.state
         self._reported = [block for block in held if block in self.wrong]
-        if self.wrong.keys() - set(held):  # only its weights were used, and weights are not compared
+        # A wrong block that is not compared was used only through its weights, which no vote compares.
+        if self.wrong.keys() - set(held):
             self._node.world.excused = True
         values = [1000 * state[block] + abs(self.wrong.get(block, 0)) for block in held]
         return array("q", values).tobytes(), [block for block in self._reported if self.wrong[block] > 0]

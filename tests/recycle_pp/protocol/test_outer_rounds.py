@@ -78,8 +78,8 @@ def test_a_new_generation_waits_for_the_reports_of_its_workers():
 def test_a_lost_delta_is_cut_again():
     rounds = OuterRounds(steps=10, delay=1, max_local=12)
     run(rounds, 12)
-    rounds.lacks(0, 9, {0})  # an earlier delta
-    rounds.lacks(0, 10, {0, 1})  # worker 1 has it
+    rounds.lacks(0, 9, {0})  # about an earlier delta, so it is ignored
+    rounds.lacks(0, 10, {0, 1})  # worker 1 still has the delta
     assert rounds.waits(LIVE, 12)
     rounds.lacks(1, 10, {0, 1})
     assert not rounds.waits(LIVE, 12)

@@ -91,7 +91,7 @@ def test_a_worker_knows_the_exponents_of_its_new_layers_if_a_unit_of_each_has_ar
     me = member(1)
     assert enter(me, 1, THEN).holds.weights == NOTHING
     me.followed(0, of(1)[:1])
-    assert enter(me, 2, THEN).holds.weights == -1, "exponents, but not all weights"
+    assert enter(me, 2, THEN).holds.weights == -1, "the worker knows the exponents, but not all weights"
     me.relayout(of(1, 2))
     assert me.holdings.units == {*of(1)[:1], *of(2)} and me.holdings.weights == -1
     me.holdings.took(U[3])

@@ -81,8 +81,10 @@ def test_a_coordinator_that_dies_at_any_event_is_replaced_and_no_step_is_applied
     for moment in range(0, order.run().events, each):
         dies = Fault(moment, "orphan", Worker(0, 0))
         alone = replace(order, faults=(dies,), seed=moment).run()
-        assert alone.coordinator.takeovers == 1 or alone.events <= moment  # another seed may end an event earlier
-        for victim in (Worker(0, 0), Worker(1, 0)):  # with the worker of its node
+        # With this seed, the job may end before event `moment`.
+        assert alone.coordinator.takeovers == 1 or alone.events <= moment
+        # A worker dies with the coordinator, as if it were on the same node.
+        for victim in (Worker(0, 0), Worker(1, 0)):
             world = replace(order, faults=(dies, Fault(moment, "kill", victim)), seed=moment).run()
             assert world.coordinator.lost is None
             assert world.coordinator.job.committed == 1

@@ -94,7 +94,8 @@ def test_a_block_that_becomes_wrong_at_any_event_is_detected_in_the_next_vote_an
     for moment in range(0, events, each):
         world = replace(order, faults=(Fault(moment, kind, Worker(1, 0)),), seed=moment).run()
         found += world.coordinator.mismatches == [Worker(1, 0)]
-        if not world.coordinator.stopped:  # the last step is compared at the end, without a vote
+        # The blocks of the last step are compared at the end, without a vote. Then the job may stop.
+        if not world.coordinator.stopped:
             assert world.coordinator.job.committed == 3 and world.coordinator.lost is None
     assert found > events / each / 2
 

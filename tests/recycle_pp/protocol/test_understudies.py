@@ -63,7 +63,8 @@ def test_a_new_coordinator_lets_the_understudy_of_a_worker_that_died_with_the_ol
             faults = [Fault(at + k, kind, LAST) for k, kind in enumerate(kinds)]
             world = and_then(order, *faults).run().coordinator
             assert (world.lost, world.restores, world.job.committed) == (None, 0, 6)
-            assert (world.took_over.keys(), world.takeovers) == ({LAST}, 1)  # perhaps by both coordinators
+            # Only the keys, because both coordinators may have let the understudy take over.
+            assert (world.took_over.keys(), world.takeovers) == ({LAST}, 1)
 
 
 def test_an_understudy_takes_over_although_the_donors_state_arrived_before_the_commit_of_that_state():

@@ -98,7 +98,7 @@ class World:
         self.understudy = understudy  # a stage with one live worker gets one
         self.third = third  # a worker with a wrong copy is killed
         self.flips = 0  # flipped bits and wrong updates so far
-        self.excused = False  # a wrong worker died before its vote, so its messages count
+        self.excused = False  # whether a wrong value could not be detected, as its worker died before the vote
         self.stagger, self.evaluate_every, self.save_every = stagger, evaluate_every, save_every
         self.per_pass, self.held_out = 1, pipelines + 1  # a validation has two passes, the second with one micro-batch
         self.events = 0

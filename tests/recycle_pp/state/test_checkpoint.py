@@ -308,7 +308,7 @@ def test_after_a_restart_a_damaged_checkpoint_is_set_aside_and_does_not_count(tm
     save(tmp_path, 33, optimizers)
     checkpoint.prune(tmp_path, 33, 1)
     assert [path.name for path in finished(tmp_path).values()] == ["step-000033", "step-000040"]
-    assert checkpoint.temporary(tmp_path, 35).exists(), "the job's last checkpoint, for instance"
+    assert checkpoint.temporary(tmp_path, 35).exists(), "it may be a later checkpoint of this job, such as its last one"
 
 
 def test_foreign_names_beside_the_checkpoints_are_never_read_moved_or_deleted(tmp_path):

@@ -41,7 +41,7 @@ def files(path):
 def test_a_url_names_an_object_a_folder_or_a_pair_with_the_files_beside_it(store):
     for name in ("a.txt", "a.txt.json", "b.bin", "b.bin.json", "pair.bin", "pair.idx", "f/x.txt", "f/g/y.txt"):
         store.put(name, name.encode())
-    store.put("f/g", b"")  # a console's mark of a folder
+    store.put("f/g", b"")  # an empty object, with which web consoles mark a folder
     beside = {
         "a.txt": {"a.txt"}, "b.bin": {"b.bin", "b.bin.json"},
         "f": {"f/x.txt", "f/g/y.txt"}, "f/": {"f/x.txt", "f/g/y.txt"},

@@ -253,7 +253,7 @@ def test_a_killed_supervisor_leaves_no_worker_behind(tmp_path):
             rank.process.kill()
             assert gone(worker)
             with pytest.raises(ChannelClosed):
-                while True:  # messages that it sent before
+                while True:  # receives what the supervisor sent before it was killed
                     await asyncio.wait_for(rank.peer.recv(FROM_SUPERVISOR), 10)
 
     run(main())

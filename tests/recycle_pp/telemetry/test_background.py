@@ -50,7 +50,7 @@ def test_an_unread_pipe_does_not_block_the_writer_and_reports_the_missing_lines_
         assert not asyncio.run(screen.flushed(0.1))
         read = b""
         while not screen._background.idle:
-            ready, _, _ = select.select([pipe], [], [], 0.01)  # nothing may follow the last line that was read
+            ready, _, _ = select.select([pipe], [], [], 0.01)  # because os.read would block if no further line comes
             read += os.read(pipe.fileno(), 1 << 16) if ready else b""
         screen.write("the end\n")
         assert asyncio.run(screen.flushed(10))

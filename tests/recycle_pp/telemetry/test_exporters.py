@@ -73,9 +73,8 @@ def test_tensorboard_has_the_curves_the_deaths_and_the_stalls(recorded):
     assert losses == {m["step"]: pytest.approx(m["loss"], rel=1e-6) for m in metrics}
     assert [(e.step, e.value) for e in board.Scalars("events/deaths")] == [(4, 1.0)]
     assert board.Scalars("events/stall_ms")[0].value > 0
-    shown = {
-        e.step: e.tensor_proto.string_val[0].decode() for e in board.Tensors("events")
-    }  # the last text of each step
+    # step -> its last text
+    shown = {e.step: e.tensor_proto.string_val[0].decode() for e in board.Tensors("events")}
     assert "worker 1.1 died" in shown[4] and "step 4: plan adopted" in shown[4]
     # `resumed` has the step that runs when the recovery is complete: 5 if step 4 was committed meanwhile.
     assert any("continues after a stall of" in shown.get(step, "") for step in (4, 5))

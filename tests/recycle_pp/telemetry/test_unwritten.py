@@ -98,7 +98,7 @@ class Node:
 
     def _wait(self):
         if threading.current_thread().name != "run folder":
-            return False  # no traces and no protocol log
+            return False  # the threads for traces and the protocol log write nothing
         with self._changed:
             while self.permits == 0:
                 self._changed.wait()
@@ -202,7 +202,7 @@ def test_an_event_that_the_old_coordinator_writes_during_the_take_over_is_there_
     def find_and_wake(lines):
         find_written(lines)
         if lines._path == first.run.events:
-            first.answers(1)  # its oldest line: the event of step 3
+            first.answers(1)  # writes its oldest line, the event of step 3
 
     find_written = Lines._find_written
     monkeypatch.setattr(Lines, "_find_written", find_and_wake)
@@ -229,7 +229,7 @@ def test_rolled_back_and_repeated_steps_have_their_newest_line(nodes):
     first.freezes().commit(6, 7)
     first.job.first_step = 4
     first.note(event="restarted", committed=7)
-    first.term = 7  # of the old lines
+    first.term = 7  # the term of the lines that the old coordinator makes from now on
     first.commit(4, 5, 6)
     first.dies()
     second.answers().take_over([], committed=6)

@@ -232,10 +232,8 @@ def framed(body):
         (framed(b"\x81\xa4type\xa4none"), "not a message of a worker to a coordinator: Invalid value 'none'"),
         (framed(b"\x81\xa4type\xa5saved"), "not a message of a worker to a coordinator: Object missing required field"),
         (encode(Saved("7")), "not a message of a worker to a coordinator: Expected `int`, got `str` - at `$.step`"),
-        (
-            encode(Kill(3)),
-            "not a message of a worker to a coordinator: Invalid value 'kill'",
-        ),  # only the coordinator sends it
+        # Only the coordinator sends Kill.
+        (encode(Kill(3)), "not a message of a worker to a coordinator: Invalid value 'kill'"),
     ],
     ids=["huge", "garbage", "truncated", "deep", "no text", "unknown kind", "no field", "wrong type", "wrong role"],
 )

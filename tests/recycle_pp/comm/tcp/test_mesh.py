@@ -74,7 +74,7 @@ def test_refused_connections_are_retried_and_reported_after_a_while(meshes):
     made = [Mesh(1, 4, "127.0.0.1", Pool(), reachability) for _ in range(2)]
     host, _, secret = json.loads(meshes[0].address)
     begun = time.monotonic()
-    for mesh in made:  # the second replaces the first, as with renewed links, and the timer keeps running
+    for mesh in made:  # a mesh is replaced when links are renewed, but the timer of `reachability` keeps running
         mesh.link({0: json.dumps([host, port, secret]).encode()})
         job = mesh.linked(0)
         assert not job.wait(0.7)

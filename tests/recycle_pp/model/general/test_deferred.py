@@ -69,7 +69,7 @@ def test_a_deferred_module_is_still_a_linear_layer_with_its_names():
 def test_a_parameter_without_a_gradient_is_an_error_of_the_micro_batch():
     (stage,) = stages = pipeline(models.of_function("Plain"))
     batches = SimpleNamespace(batch=lambda *_: models.batch(), items=lambda _: None)
-    stage.module.model.blocks[1].forward = lambda x: x  # after the dry run
+    stage.module.model.blocks[1].forward = lambda x: x  # changed after the dry run, which does not see it
     forward(stages, batches, 0, 0)
     with pytest.raises(RuntimeError, match=r"micro-batch 0 gave blocks\.1\.norm\.weight no gradient \(6 such"):
         backward(stages, 0)

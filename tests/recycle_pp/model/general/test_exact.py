@@ -13,12 +13,8 @@ from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce
 from . import models
 
 KEY = (0, 3, 2)  # seed, step, micro-batch
-QUICK = (
-    "gpt2",
-    "llama",
-    "olmoe",
-    "mamba",
-)  # tied with dropout, plain, experts, state space; the others run with --full
+# tied with dropout, plain, experts, state space; the others run with --full
+QUICK = ("gpt2", "llama", "olmoe", "mamba")
 KINDS = [pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.slow]) for kind in models.ARCHITECTURES]
 OWN = ["Plain", "TiedByHand", "Routed", "Bare"]
 
