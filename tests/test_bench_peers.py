@@ -69,7 +69,7 @@ def test_the_picture_has_all_cases(peers, tmp_path):
 def test_no_death_is_recorded_if_no_worker_may_or_can_be_killed(peers):
     class Job:
         def __init__(self, victims):
-            self._victims, self.pids = victims, {worker: 1 << 30 for worker in victims}  # no such process
+            self._victims, self.pids = victims, {worker: 1 << 30 for worker in victims}  # ids that no process has
 
         def update(self):
             pass

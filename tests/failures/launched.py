@@ -149,7 +149,7 @@ class Launched(contextlib.AbstractContextManager):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.agents[node].wait()
-        for process in found:  # processes started meanwhile end with their parent
+        for process in found:  # a process that they started after `processes` ends with its parent
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.wait(10)
         return at

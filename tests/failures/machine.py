@@ -19,7 +19,7 @@ MTU = 16000  # bytes; large, because the switch's cost is per packet
 
 
 def main(address: str, name: str) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # this process adopts orphans, and the kernel reaps them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the kernel reaps the orphans that this process adopts
     socket.sethostname(name)
     if ctypes.CDLL(None).mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, None) != 0:
         raise OSError("mount of /dev/shm")

@@ -37,7 +37,7 @@ def test_agents_wait_only_for_a_suspended_supervisor_of_their_own_node(tmp_path)
     with Launched(tmp_path, arguments=["run.steps=30", "control.suspicion=2", "run.standby=off"]) as job:
         job.wait_for_step(2)
         job.kill(2)
-        suspended = job.supervisors([0])[1]  # rank 1: agent 0 waits for it
+        suspended = job.supervisors([0])[1]  # the supervisor of rank 1, for which agent 0 waits
         suspended.send_signal(signal.SIGSTOP)
         assert job.wait([1], 60) == [0], job.explain()
         assert job.agents[0].poll() is None

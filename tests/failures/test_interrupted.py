@@ -34,7 +34,7 @@ def test_a_resume_killed_repeatedly_at_any_instant_ends_with_the_same_weights(se
             killed = [job.pid, *job.supervisors()]
             assert len(killed) > 1, job.output
             for pid in killed:
-                with contextlib.suppress(ProcessLookupError):  # it has ended with the launcher
+                with contextlib.suppress(ProcessLookupError):  # this supervisor has ended with the launcher
                     os.kill(pid, signal.SIGKILL)
     outcome = runs.of(case, "killed resumes")
     check_same_weights(runs, outcome, Case("no worker dies", "2x2", steps=STEPS))

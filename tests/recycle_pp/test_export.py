@@ -275,7 +275,7 @@ def test_the_tokenizer_of_the_data_is_exported(run, tmp_path, bare):
 
 def test_the_newest_or_a_chosen_checkpoint_is_exported(run, tmp_path, capsys):
     save(run / "checkpoints", 4, job(3, steps=4))
-    (run / "checkpoints" / "step-000006.tmp").mkdir()  # an unfinished save
+    (run / "checkpoints" / "step-000006.tmp").mkdir()  # left by an unfinished save
     assert export.main([str(run), str(tmp_path / "new")]) == 0
     assert "step-000004" in capsys.readouterr().out
     assert export.main([str(run), str(tmp_path / "old"), "--step", "2"]) == 0

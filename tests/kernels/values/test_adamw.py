@@ -54,7 +54,7 @@ def test_moments_in_bfloat16_are_rounded_after_a_step_in_float32(step, chunks):
     for mine, of in zip(moments, wide[1:], strict=True):
         if DEVICE == "cuda":
             assert torch.equal(mine, of.bfloat16())
-        else:  # Triton's interpreter truncates
+        else:  # Triton's interpreter truncates instead of rounding
             assert torch.equal(mine, (of.view(torch.int32) & -(1 << 16)).view(torch.float32))
 
 

@@ -85,7 +85,7 @@ class FakeLibrary:
             if self._operating is not None:
                 self.mistakes.append(f"{name} beside {self._operating}")
             self._operating = name
-            time.sleep(0.0005)  # long enough for another thread
+            time.sleep(0.0005)  # long enough for a call by another thread
             while handle in self.hanging and handle not in self.aborted:
                 self.hangs.set()
                 time.sleep(0.001)

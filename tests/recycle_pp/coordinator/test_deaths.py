@@ -143,7 +143,7 @@ def test_after_the_last_death_of_a_stage_the_survivors_fill_all_stages_and_resta
     assert [state.restarts.earliest(ranks[number].role) for number in (1, 3)] == [20, 30], (
         "each dead worker keeps its `+rejoin_at`"
     )
-    assert not state.digests  # fewer workers may sum the repeated steps in another order
+    assert not state.digests  # they are dropped, because fewer workers may sum the repeated steps in another order
     assert state.recorder.events == ["stage_lost"] and not state.lifecycle.over
 
 

@@ -345,7 +345,7 @@ def test_a_move_is_recorded_with_both_sides_of_the_comparison_and_its_stall():
     for member in trainer.job.live:
         times = {"resumed": held + (0.03 if member % 4 == 0 else 9.0), "followed": held + 0.01}
         trainer.handler.resumed(trainer.state.roster[member], Resumed(1, times))
-    for member in trainer.job.live:  # after a death in the first step of the new layout
+    for member in trainer.job.live:  # again, after a death in the first step of the new layout
         trainer.handler.resumed(trainer.state.roster[member], Resumed(2, {"resumed": held + 10, "followed": held + 10}))
     assert len(trainer.events) == 1, "the stall is known when all have resumed"
     asyncio.run(trainer.commit())

@@ -275,11 +275,11 @@ def fault(worker, action, signal="ecc", device="GPU-1", host="host1"):
 @pytest.mark.parametrize(
     ("events", "shown"),
     [
-        ([fault("2.0", "slow", "throttle")], ["throttle"]),  # its work goes to others
+        ([fault("2.0", "slow", "throttle")], ["throttle"]),  # shown, because its work goes to other workers
         ([fault("2.0", "note")], []),
-        ([fault("1.0", "note")], ["ecc"]),  # it may explain the death
+        ([fault("1.0", "note")], ["ecc"]),  # shown, because it may explain the death
         ([fault("1.0", "note"), HealthOver(worker="1.0", device="GPU-1", signal="ecc")], []),
-        ([fault("2.0", "note", "disk", "host", "host1")], ["disk"]),  # on the dead worker's host
+        ([fault("2.0", "note", "disk", "host", "host1")], ["disk"]),  # shown, because it is on the dead worker's host
         ([fault("2.0", "note", "disk", "host", "host2")], []),
     ],
 )

@@ -179,7 +179,7 @@ def test_the_slider_goes_through_the_steps_of_a_run(open_page: Callable[..., Pag
     assert got.text("#note") == "W(1,2) died" and "the stall was 40 ms" in got.text("#story")
     slider = got.driver.find_element("id", "slider")
     assert slider.get_attribute("value") == "1"
-    slider.send_keys("\ue012")  # left
+    slider.send_keys("\ue012")  # the left arrow key
     got.until(lambda: got.state("step") == "0")
     assert got.text("#step-name") == "step 19" and got.text("#story") == ""
     got.driver.find_element("id", "canvas").click()

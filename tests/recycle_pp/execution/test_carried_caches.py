@@ -77,7 +77,7 @@ def test_a_torn_or_damaged_file_is_never_used_and_is_written_again(tmp_path_fact
     a.write()
     (path,) = packed(tmp_path)
     whole = path.read_bytes()
-    at = int(share * len(whole))  # the length depends on the name of the folder
+    at = int(share * len(whole))  # a share, because the length depends on the name of the folder
     path.write_bytes(whole[:at] + (bytes([whole[at] ^ flipped]) + whole[at + 1 :] if flipped else b""))
     assert b.read() == Carried(damaged=1) and not (tmp_path / "b/KERNEL").exists() and not packed(tmp_path)
     assert a.write().entries == 1 and b.read().entries == 1
@@ -146,7 +146,7 @@ def test_triton_compiles_no_kernel_that_another_machine_has_compiled(tmp_path, m
 def kernels_compiled_in(cache, monkeypatch):
     """The kernels that Triton compiles for one launch, for a GPU that is not present."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
-    kernels = importlib.import_module("recycle_kernels.rms_norm")  # the package has a function of this name
+    kernels = importlib.import_module("recycle_kernels.rms_norm")  # because the package has a function of this name
     seconds = {}
     with compiling(seconds), pretend(90):
         launches(SMALL, torch.device("meta"))["norm"]()

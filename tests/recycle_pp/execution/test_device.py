@@ -228,5 +228,5 @@ print(kept, after, apart)
 def test_free_memory_is_returned_to_the_system_on_request():
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     kept, after, apart = map(int, done.stdout.split())
-    assert kept > 60 and after < 20  # MiB, of 100
+    assert kept > 60 and after < 20  # of 100 MiB
     assert apart < 20

@@ -77,7 +77,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             while self._tasks:
                 task = self._tasks.pop()
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
-                with suppress(RuntimeError):  # it awaits something in its cleanup
+                with suppress(RuntimeError):  # the coroutine awaits something in its cleanup
                     task.get_coro().close()  # type: ignore[union-attr]
         finally:
             asyncio._set_running_loop(None)

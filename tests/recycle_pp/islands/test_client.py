@@ -271,7 +271,7 @@ def test_an_island_with_different_initial_weights_is_refused_and_leaves_no_trace
         c.clients[1].open(None, origin="")
     with pytest.raises(ValueError, match=r"initial weights of layer -1 differ"):
         c.clients[0].open(None, origin="another folder of frozen weights")
-    c.clients[1].open(OuterState(applied=1), origin=None)  # resumed
+    c.clients[1].open(OuterState(applied=1), origin=None)  # as after a resume
     sharded = {"numerics__precision": "bf16", "parallel__pipelines": 2, "parallel__sharded": True}
     island(folder, "d", **sharded).clients[0].open(None, origin="")
     b.clients[1].open(None, origin="")

@@ -175,7 +175,7 @@ class Coordinator:
 
     def handle(self, node: Node, message: Message) -> None:
         if node not in self.alive.values():
-            return  # removed, so its generation is void
+            return  # the process was removed, so its generation is void
         member = node.me.member
         if is_lasting(message):
             node.said[type(message)] = message

@@ -61,7 +61,7 @@ def test_groups_have_k_members_and_leftover_peers_join_one_each(peers, copies):
 @given(st.integers(2, 4), st.integers(1, 4), st.integers(1, 3))
 def test_a_group_is_on_different_hosts_if_enough_hosts_have_enough_peers(copies, more, each):
     count = copies * more
-    hosts = {peer: f"host-{peer // each}" for peer in range(count * each)}  # neighbours share one
+    hosts = {peer: f"host-{peer // each}" for peer in range(count * each)}  # neighbours share a host
     for group in groups(list(hosts), copies, hosts):
         assert len({hosts[peer] for peer in group}) == len(group)
 
@@ -168,7 +168,7 @@ def test_all_holders_share_the_sending_of_copies(seed):
 
 
 def test_blocks_lost_by_two_simultaneous_deaths_are_named():
-    table = placed(of_sizes([1] * 8), range(4), 2)  # groups 0, 2 and 1, 3
+    table = placed(of_sizes([1] * 8), range(4), 2)  # the groups are {0, 2} and {1, 3}
     first, second = groups(range(4), 2)[0]
     assert lost(living(table, set(range(4)) - {first, second})) == [
         block for block, holders in table.items() if set(holders) == {first, second}

@@ -94,7 +94,7 @@ def test_the_worked_example_with_one_permanent_loss():
 
 
 def test_a_lost_stage_restarts_from_the_checkpoint_and_too_few_machines_stop_the_job():
-    lost = tuple(Change(100.0, machine, False) for machine in (2, 6, 10))  # stage 2
+    lost = tuple(Change(100.0, machine, False) for machine in (2, 6, 10))  # all machines of stage 2
     costs = Costs(restart=50.0)
     found = compare(JOB, Availability(12, 300.0, lost), costs, ["rerouted"]).outcomes["rerouted"]
     assert found.redone * 1.9 == pytest.approx(100, rel=0.05), "all steps of 1.9 s since the start: no checkpoint yet"

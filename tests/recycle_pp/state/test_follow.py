@@ -151,7 +151,7 @@ def test_a_joiner_has_the_bits_of_its_donor(size, reproducible, events):
         pipe = Pipe()
         monkeypatch.setattr(sending, "connect", lambda *_, **__: pipe)
         here, there = Worker(reproducible), Worker(reproducible)
-        for unit in there.every:  # its own state must not remain
+        for unit in there.every:  # the joiner's own state must not remain
             there.optimizer.put(unit, [torch.full_like(vector, 9.0) for vector in there.optimizer.vectors(unit)])
         steps = []
         donations, following = donor(here, monkeypatch, size), joiner(there, steps)

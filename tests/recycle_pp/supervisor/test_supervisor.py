@@ -262,7 +262,7 @@ def test_a_killed_supervisor_leaves_no_worker_behind(tmp_path):
 def test_a_worker_that_cannot_be_started_counts_as_dead(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
-            await rank.receive(Registration)  # after this it opens no more files for itself
+            await rank.receive(Registration)  # from now on the supervisor opens no files for itself
             supervisor = psutil.Process(rank.process.pid)
             supervisor.rlimit(psutil.RLIMIT_NOFILE, (supervisor.num_fds() + 1,) * 2)
             rank.peer.send(Spawn(0, worker=(0, 5), respawns=0))

@@ -44,7 +44,7 @@ def test_an_unread_pipe_does_not_block_the_writer_and_reports_the_missing_lines_
         screen, line = BackgroundStream(stream), "x" * 99 + "\n"
         screen._background._waiting.maxsize = 1000
         begun = time.monotonic()
-        for _ in range(2000):  # 200 kB, and a pipe holds 64
+        for _ in range(2000):  # 200 kB; a pipe holds 64 kB
             screen.write(line)
         assert time.monotonic() - begun < 1.0
         assert not asyncio.run(screen.flushed(0.1))

@@ -31,7 +31,7 @@ def test_deaths_stalls_and_steps_since_the_start_are_read(tmp_path):
     )
     write(run.metrics, *({"step": step, "loss": 2.0 - step, "cpu_seconds": 0.5} for step in range(3)))
     with run.metrics.open("a") as file:
-        file.write('{"step": 3, "lo')  # its coordinator died while writing
+        file.write('{"step": 3, "lo')  # the coordinator died while it wrote this line
     found = History.read(run)
     assert (found.deaths, found.stalls, found.lost_ops) == (2, [0.25], 4)
     assert found.dead == {"0.0", "1.2"}

@@ -93,10 +93,10 @@ def test_a_file_at_its_limit_is_replaced_by_a_snapshot_and_the_next_events(path,
 def test_events_are_left_out_while_the_disk_fails_and_a_snapshot_follows_when_it_works_again(path, monkeypatch):
     monkeypatch.setattr(protocol_log, "AGAIN_SECONDS", 0.0)
     logged = Logged(path)
-    path.mkdir()  # cannot be opened for writing
+    path.mkdir()  # a folder cannot be opened for writing
     logged.handle(WorkerReady(MEMBERS[0]))
     path.rmdir()
-    logged.handle(WorkerReady(MEMBERS[1]))  # leaves a snapshot
+    logged.handle(WorkerReady(MEMBERS[1]))  # writes a snapshot, which includes this event
     logged.handle(WorkerDied(MEMBERS[1]))
     assert logged.decisions() == [(WorkerDied, True)]
 

@@ -55,7 +55,7 @@ def closes(mesh: Mesh, hello: bytes) -> bool:
         try:
             sock.shutdown(socket.SHUT_WR)
             return sock.recv(1) == b""
-        except OSError:  # closed before it has read the whole hello
+        except OSError:  # the mesh closed the connection before it had read the whole hello
             return True
 
 
@@ -63,7 +63,7 @@ def test_a_connection_without_the_secret_is_closed(meshes):
     secret = bytes.fromhex(json.loads(meshes[0].address)[2])
     for hello in (b"", b"GET / HTTP/1.1\r\n\r\n" + bytes(20), HELLO.pack(1, bytes(SECRET)), HELLO.pack(9, secret)):
         assert closes(meshes[0], hello)
-    link(meshes)  # none of them has taken a member's place
+    link(meshes)  # none of the rejected connections has taken a member's place
 
 
 def test_refused_connections_are_retried_and_reported_after_a_while(meshes):
