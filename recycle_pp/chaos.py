@@ -52,7 +52,7 @@ KINDS = {
     "evict": "SIGTERM: the worker hands over its work and leaves",
 }
 SHARES = {"kill": 6, "hang": 1, "pause": 1, "slow": 1, "evict": 1}
-_LATER = 1.0  # seconds by which a process may seem to have started after its event, if the clock was changed
+_LATER = 1.0  # seconds by which a process may seem to start after the event of its start, if the clock was changed
 _POLL = 0.02  # seconds between checks of the run folder
 _MEASURE = 5.0  # seconds between measurements of the processes' resources
 
@@ -83,7 +83,7 @@ class Live:
                     if not self._begun:
                         self.members.add(event.worker)
                     self.over = False  # a resume continues in the same folder
-                case Rejoined() if event.worker in self.pids:  # unless a fault has hit the worker in the meantime
+                case Rejoined() if event.worker in self.pids:  # a fault may have hit the worker since
                     self.members.add(event.worker)
                 case DeathDetected() | Left():
                     self.remove(event.worker)
@@ -148,8 +148,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _is_of(pid: int, at: float) -> bool:
-    """Whether the process is one of recycle_pp that ran at this time. If not, another process has got the number of a
-    dead worker, or the job runs in a container that has this machine's name and its own numbers."""
+    """Whether the process belongs to recycle_pp and was running at this time. It may not: the id of a dead worker may
+    have been reused, or the job may run in a container with the name of this machine, but its own process ids."""
     started = started_at(pid)
     if started is None or started >= at + _LATER:
         return False

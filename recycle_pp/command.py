@@ -58,9 +58,9 @@ def parser_of(name: str, about: str | None, more: str = "") -> argparse.Argument
 def open_streams() -> None:
     """Opens /dev/null in place of each standard stream that is closed.
 
-    Otherwise sys.stdout or sys.stderr would be None, and a file opened later would get the number of the stream.
+    Otherwise sys.stdout or sys.stderr would be None, and a file opened later would get the stream's file descriptor.
     """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # open() returns the lowest free descriptor
         os.set_inheritable(number, True)
     os.close(number)
     for number, name in ((1, "stdout"), (2, "stderr")):
@@ -98,5 +98,5 @@ def _in_words(error: OSError) -> str:
 
 def _discard_output() -> None:
     """Sends standard output to /dev/null, so that the interpreter can flush it when it exits."""
-    with suppress(OSError):  # a stream without a number
+    with suppress(OSError):  # a stream without a file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

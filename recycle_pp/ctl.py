@@ -52,11 +52,11 @@ from recycle_pp.wire.messages.handshake import OperatorHello
 from recycle_pp.wire.messages.table import Message
 
 FIND_SECONDS = 30.0  # time limit for a coordinator to answer; the job may be electing one
-AGAIN = 0.5  # seconds between two attempts to find the coordinator
+AGAIN = 0.5  # seconds between attempts to find the coordinator
 END_SECONDS = 90.0  # time limit for the processes to exit after the job has ended
-LOOK_SECONDS = 0.2  # seconds between two checks whether the processes have exited
+LOOK_SECONDS = 0.2  # seconds between checks for whether the processes have exited
 CONNECT_SECONDS = 5.0
-SUCCESSOR_SECONDS = 5.0  # time between two looks whether another coordinator has taken over during a request
+SUCCESSOR_SECONDS = 5.0  # during a request: seconds between checks for whether another coordinator has taken over
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -214,7 +214,7 @@ class Job:
         try:
             while True:
                 message = asyncio.ensure_future(peer.recv(TO_OPERATOR))
-                # The kernel of a suspended coordinator's machine keeps the connection.
+                # A suspended coordinator's connection stays open, so this loop must look for a new coordinator itself.
                 while not (await asyncio.wait([message], timeout=SUCCESSOR_SECONDS))[0]:
                     if (leader := self._leader()) and leader != before and leader[1] != address:
                         raise ChannelClosed(f"the coordinator at {leader[1]} has taken over")

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def of_run(path: str, seconds: float = READ_SECONDS) -> Diagnosis:
     """The diagnosis of a run. Waits at most `seconds` for the file system of its folder, and longer for a heartbeat.
 
-    Raises ValueError if the folder holds no run, or if its config.yaml is damaged, and OSError if it cannot be read.
+    Raises ValueError if the folder contains no run, or if its config.yaml is damaged, and OSError if it cannot be read.
     """
     found = within(seconds, lambda: _open(path))
     diagnosis = None if found is None else within(seconds + found[1], lambda: _read(found[0]))

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("evaluate", __doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
     parser.add_argument("--step", type=int, metavar="N", help="the checkpoint step-N (default: the newest)")
-    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # ends with the parent process
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # this process ends with its parent
     arguments = parser.parse_args(argv)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)

@@ -157,7 +157,8 @@ def _replay(given: argparse.Namespace, job: Job, there: Availability, costs: Cos
             return 1
         measured = job_of(real.run.path, memory=job.problem.memory_limit, optimizer=given.optimizer)
     compile_planner()
-    costs = replace(costs, start=median(costs.recovery.returns))  # only processes die; machines stay up
+    # A replay kills only processes, so a replacement does not have to wait for the start of a machine.
+    costs = replace(costs, start=median(costs.recovery.returns))
     found = compare(measured, real.there, costs, ["respawned", "bound"], seed=given.seed, plans=given.plans)
     _show([found])
     steps = found.outcomes["respawned"].steps

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # Maximum bytes of text to tokenise at the start of a job with several processes, which wait only ten minutes for rank 0
 AT_MOST = 256_000_000
 STORE_SECONDS = 20.0  # how long to retry requests to a store that does not answer, before the job starts
-RESUME_SECONDS = 300.0  # the same if this run folder already exists, so the store has answered before
+RESUME_SECONDS = 300.0  # longer limit if the run folder exists, because the store worked when the run started
 
 
 def main(arguments: list[str]) -> int:
@@ -144,7 +144,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
         with os_errors_as_mistakes():
             return _prepare_job(launch, arguments, settings, address, node)
     except ValueError as error:
-        if not launch.one_node:  # rank 0 alone ran the checks that failed
+        if not launch.one_node:  # only rank 0 runs these checks, so the other nodes do not know of the error
             startup.update("notifies the other nodes of the error")
             asyncio.run(dismiss(launch, address, str(error), code=2, seconds=REFUSED_SECONDS))
         raise
@@ -237,8 +237,8 @@ def _stored_at(folder: RunFolder) -> str | None:
 
 
 def fetch_run(url: str | None, folder: RunFolder) -> bool:
-    """Copies the run's small files from its store, if a coordinator of a later term has run on a machine without this
-    folder. Returns whether the store has a checkpoint.
+    """Copies the run's small files from its store if they are newer there, because a later coordinator of the run used
+    another folder. Returns whether the store has a checkpoint.
 
     Raises ValueError if the store does not answer, or if the run's job still runs elsewhere.
     """
@@ -388,7 +388,7 @@ def evaluate(run: RunFolder, step: int) -> int:
 
 
 def _run(what: str, *words: object) -> int:
-    """Runs a module in a separate process, and records a failure. A signal to this process also ends that one.
+    """Runs a module in a separate process, and records a failure. A signal to this process ends both processes.
 
     what: the subject of the sentence about a failure
     """
@@ -429,8 +429,8 @@ def _steps_done(run: RunFolder, stored: Survey) -> int:
 
 if __name__ == "__main__":
     open_streams()
-    # Until the supervisor installs its own handlers, a signal ends this process without a traceback. Only one rank of
-    # each node then exits with a nonzero code, because torchrun's summary lists every rank with one.
+    # Until the supervisor installs its own handlers, a signal ends this process without a traceback. torchrun's summary
+    # lists every rank that exits with a nonzero code, so only one rank of each node does so.
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: os._exit(128 + number if speaks else 0))

@@ -90,7 +90,7 @@ def _over(file: Mapping[str, Any], config: Mapping[str, Any], words: Sequence[st
     values |= {key: value for key, value in file.items() if key not in mine}
     if "parallel.stages" in mine and "model.split" not in mine:
         values["model.split"] = split_of(values["model.split"], values["parallel.stages"])
-    values["model.auto_split"] = None  # never taken from `file`, which may come from a run of a different shape
+    values["model.auto_split"] = None  # not taken from `file`, because the file may be from a run of a different shape
     return nested(values)
 
 

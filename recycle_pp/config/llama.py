@@ -12,9 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-FAMILY: dict[
-    str, dict[str, Any]
-] = {  # model_type -> what a missing key means to transformers, if not what it does here
+# model_type -> defaults of transformers for missing keys, if they differ from the defaults in this module
+FAMILY: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},

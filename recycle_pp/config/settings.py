@@ -228,7 +228,7 @@ class Schedule:
         2, "extra micro-batches in flight; 1F1B alone has `stages - s` at stage s; null: no limit", at_least=0
     )
     profile_steps: int = setting(
-        3, "number of first steps in which F, I, W and O are measured for the planner", at_least=0
+        3, "number of steps at the start in which F, I, W and O are measured for the planner", at_least=0
     )
     rebalance: str = setting(
         "never",
