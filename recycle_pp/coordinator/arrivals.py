@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .state import JobState
 
 SECONDS = 4.0  # between two reports
-LOOK_SECONDS = 0.05  # between two checks
+LOOK_SECONDS = 0.05  # between two checks for new connections
 LIMIT = 600.0  # seconds to wait for supervisors; nodes of a cluster do not start together
 GROUPS = 4  # a line shows at most this many groups of workers with the same activity
 

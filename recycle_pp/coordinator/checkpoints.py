@@ -3,7 +3,7 @@
     saving.begin(step, savers, final, live) # at the commit; the savers then write their parts
     out = saving.saved(member, message)     # a part is written
     out = saving.compared(member, message)  # a member's digests have arrived
-    out = saving.died(member, live)         # the run's last checkpoint gets another saver; others are abandoned
+    out = saving.died(member, live)         # the run's last checkpoint gets another saver; any other one is abandoned
     out = saving.only(live)                 # treats awaited members that are not in `live` as dead
     out = saving.returned(member)           # resends a request that may have been lost with the member's connection
     saving.restarted()                      # all workers restart; the checkpoint is abandoned
@@ -76,7 +76,7 @@ def newest_of(folder: Path, stored: Survey) -> Whole:
     for step in sorted({*here, *stored.damaged, stored.step} - {0}, reverse=True):
         wrong = damage(here[step], step) if step in here else stored.damaged.get(step)
         if wrong is None or step == stored.step:
-            # Then workers download the store's copy instead, and `checkpoint.keep` ignores damaged checkpoints.
+            # Without the damaged folders, workers download the store's copy, and `checkpoint.keep` counts intact ones.
             for number in here.keys() & (damaged.keys() | ({step} if wrong else set())):
                 set_aside(here[number])
             return Whole(step, damaged)
@@ -108,7 +108,7 @@ class Saving:
         self._folder, self._assignment, self._store = folder, assignment, store
         self._uploading = uploading
         self._newest = newest
-        self.found: Mapping[int, list[str]] = {}  # of the finished checkpoints that `look` has found: steps -> parts
+        self.found: Mapping[int, list[str]] = {}  # number of steps in a checkpoint that `look` has found -> its parts
         self.stored_step = 0  # number of steps in the newest checkpoint in the store
         self._newest_since = time.monotonic()  # when the newest checkpoint was saved, or this object created
         self.step = -1
@@ -119,11 +119,11 @@ class Saving:
         self._last: Member | None = None  # member that wrote the last part; assembles all parts once the digests agree
         self.replicas = Replicas()
         self._assembler: Member | None = None
-        self._assembles = False  # the assembler has received its request
+        self._assembles = False  # whether the assembler has received its request
         self.final = self._sharded = False
         self._outer: OuterState | None = None  # for an island: its position after the steps of the current checkpoint
         self._restored = -1  # number of steps in the last restored checkpoint
-        self.failed = False  # the last checkpoint of the run could not be written
+        self.failed = False  # whether the last checkpoint of the run could not be written
 
     @property
     def busy(self) -> bool:
@@ -292,7 +292,7 @@ class Saving:
         assignment = self._assignment()
         stage = assignment[member].stage
         peers = sorted(peer for peer in live if assignment[peer].stage == stage)
-        if not self.final or not peers:  # unless this is the run's last checkpoint, the next one is enough
+        if not self.final or not peers:  # only the run's last checkpoint is worth saving, as no other one follows it
             self.abandon()
             return []
         if self._assembler == member:

@@ -41,7 +41,7 @@ from .roster import Roster
 
 LATE = 5.0  # seconds to wait for supervisors that neither register nor accept connections
 _BEAT = 0.5  # seconds between two heartbeats to connected supervisors
-_LOOK = 0.005  # seconds between two checks
+_LOOK = 0.005  # seconds between checks for whether all processes have reported
 
 
 class Supervisor(NamedTuple):

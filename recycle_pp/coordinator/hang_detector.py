@@ -117,7 +117,7 @@ class HangDetector:
         before = time.monotonic()
         while True:
             await asyncio.sleep(self._beat)
-            await self._state.lease.fresh()  # if this process was suspended, the silence of others proves nothing
+            await self._state.lease.fresh()  # after a suspension of this process, others may only appear to be silent
             now = time.monotonic()
             slept = max(0.0, now - before - self._beat)
             before = now
@@ -213,7 +213,7 @@ class HangDetector:
         elif activity.kind == "waits" and activity.what != "orders" and signs.seconds > now - self._not_before:
             delivered = since  # the wait began in an old generation and should have ended with it
         seconds = signs.seconds
-        if activity.kind == "waits":  # a joiner may have begun to wait long before this generation
+        if activity.kind == "waits":  # count from this generation, because a joiner may have begun to wait long before
             seconds = min(seconds, since, now - known.progressed if activity.what in TRANSFERS else math.inf)
         elif activity.what == "data":  # after an outage of all disks, count only the time since the first one recovered
             seconds = min(seconds, now - self._disks_silent)

@@ -98,7 +98,7 @@ class Hardware:
         devices = [device for number in connected for device in self._devices[number]]
         record = msgspec.to_builtins(HealthRecord(time=time.time(), devices=devices))
         self._state.run.later(self._state.run.write_json, self._state.run.health, record)
-        self._state.run.later(self._read)  # a person may have removed a GPU
+        self._state.run.later(self._read)  # a person may have removed a GPU from quarantine.json
 
     def _read(self) -> None:
         with suppress(OSError, UnreadableFile):

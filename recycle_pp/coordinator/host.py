@@ -145,7 +145,7 @@ class Host:
                 gc.freeze()
             await self._state.lease.wait()
             self._run.later(self._heartbeat.write, self._state.job.workers.values(), self._patience())
-            self._run.later(self._run.lock_if_free)  # the lost coordinator may have had the lock
+            self._run.later(self._run.lock_if_free)  # a lost coordinator may have held the lock until now
             self._state.recorder.retry()
             self._exporters.look()
             await asyncio.sleep(SECONDS)

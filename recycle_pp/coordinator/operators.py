@@ -63,7 +63,7 @@ from .state import JobState
 
 STOP_CODE = 143  # exit code of the job after `stop`, as after SIGTERM
 STACKS_SECONDS = 5.0  # time for a supervisor to send its worker's stacks
-_LOOK_SECONDS = 0.05  # between two checks of whether a request is done
+_LOOK_SECONDS = 0.05  # between two checks for whether a request is done
 
 Say = Callable[[str], None]
 """Sends the operator a line about the progress of its request."""
@@ -127,7 +127,8 @@ class Operators:
 
     async def _drain(self, request: Drain, say: Say) -> Message:
         left = Done(f"worker {Worker(*request.worker)} has left; the job continues without it")
-        if self._has_left(Worker(*request.worker)):  # the request is repeated, because the coordinator was lost
+        # If the coordinator is lost during a request, the operator repeats it; the worker may have left by then.
+        if self._has_left(Worker(*request.worker)):
             return left
         job, rank = self._state.job, self._member(request.worker)
         worker, incarnation = rank.role, rank.incarnation

@@ -57,7 +57,7 @@ def difference(digests: Mapping[Worker, Mapping[str, str]]) -> str | None:
         return None
     of = wrong[0] if len(wrong) == 1 else f"{wrong[0]} and {len(wrong) - 1} more"
     groups = sorted(holders[wrong[0]].values(), key=len)
-    if len(groups[-1]) == len(groups[-2]):  # either may be right
+    if len(groups[-1]) == len(groups[-2]):  # no majority, so either group may be right
         return f"workers {_names([w for group in groups for w in group])} hold different weights ({of})"
     others = sorted(worker for group in groups[:-1] for worker in group)
     verb = "worker {} holds" if len(others) == 1 else "workers {} hold"

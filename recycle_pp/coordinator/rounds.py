@@ -94,7 +94,7 @@ class Rounds:
             self._record(number, self._statistics.pop(number), commit.step, before)
 
     def _record(self, number: int, found: list[RoundStatistics], step: int, before: OuterState) -> None:
-        """step: the step whose commit applies the round. before: the position before it"""
+        """step: the step whose commit applies the round. before: the position before that commit"""
         islands, shares = self._state.settings.islands, found[0].shares
         sent = before.sent if number == before.applied else None
         price = islands.egress_per_gb

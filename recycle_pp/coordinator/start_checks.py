@@ -34,9 +34,8 @@ class StartChecks:
         self._wrong_clocks: set[tuple[str, int | None] | None] = set()  # nodes whose wrong clock was printed
         self._first: MachineChecked | None = None  # result of rank 0's machine
         self._new: list[tuple[str, MachineChecked]] = []  # (name of a machine, its result); not printed yet
-        self._uncompared: list[
-            tuple[str, MachineChecked]
-        ] = []  # results that wait for the versions of rank 0's machine
+        # (name of a machine, its result); not compared with the result of rank 0's machine yet
+        self._uncompared: list[tuple[str, MachineChecked]] = []
 
     def welcomed(self, number: int) -> None:
         self._welcomed[number] = time.time()

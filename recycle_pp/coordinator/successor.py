@@ -97,7 +97,7 @@ class Successor:
         while not began and whole is None and not self.discovery.states():
             whole = (await saving.whole()).step
             await state.lease.wait()
-        # There is no `await` below. A death during one would appear in no report and in no event.
+        # No `await` from here on: a death during an `await` would be missing from both the reports and the events.
         states = self.discovery.states()
         found = find(states)
         lost = began and not states
@@ -134,7 +134,7 @@ class Successor:
         self._handle_again(repeated, set(LASTING) - {Measured, Assembling, Assembled})
         if found.commit is not None:
             self._continue_storing(found.commit)
-        # The newest commit may name savers that have died since.
+        # The newest commit may name savers that have died since, so handle their deaths now.
         self._driver.send(saving.only(state.job.live))
         self._deaths.respawn_due()
 

@@ -52,7 +52,7 @@ from .returns import Returns
 from .start_checks import StartChecks
 from .state import JobState
 
-_LOOK_SECONDS = 0.05  # between two checks of whether a supervisor has reconnected or its process has ended
+_LOOK_SECONDS = 0.05  # between two checks for whether a supervisor has reconnected or its process has ended
 _TERM_SECONDS = 0.3  # time for a SIGTERM to the whole job to reach all of its nodes
 
 
@@ -240,7 +240,7 @@ class Supervisors:
             self._returns.reconnected(rank)
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:
-        if self._state.lifecycle.over:  # to readers, an event now would look like a resumed run
+        if self._state.lifecycle.over:  # readers would take a spawn after the end for the start of a resumed run
             return
         self._state.recorder.event(
             SpawnedEvent(worker=str(rank.role), rank=rank.number, pid=message.pid, host=rank.host)

@@ -26,8 +26,8 @@ class Waits:
     """The waits of commits for one understudy.
 
     begun    time.monotonic() when the member became an understudy
-    in_step  whether it is in step, so that commits wait for it
-    steps    number of commits since it has been in step
+    in_step  whether the understudy is in step (`protocol.understudies`), so that commits wait for it
+    steps    number of commits while it has been in step
     seconds  total time for which these commits waited
     """
 

@@ -124,14 +124,14 @@ class Workers:
 
     def welcome(self, peer: Peer, hello: WorkerHello) -> Rank | None:
         if hello.rank not in self._state.roster:
-            return None  # it was not started by this job
+            return None  # the worker was not started by this job
         rank = self._state.roster[hello.rank]
         if hello.incarnation != rank.incarnation or not rank.alive:
-            return None  # it was declared dead before it connected
+            return None  # the worker was declared dead before it connected
         if hello.moved and rank.worker is not peer:
             if rank.worker is None or rank.number not in self._state.job.live:
-                return None  # it missed the takeover by this coordinator
-            rank.worker.abort()  # the worker's connection was reset; it sends its `State` next
+                return None  # the worker missed the takeover by this coordinator
+            rank.worker.abort()  # the worker's old connection was reset; on the new one it sends its `State` next
         rank.worker = peer
         rank.last_message = time.monotonic()
         if not hello.moved:
@@ -140,7 +140,7 @@ class Workers:
             faults = self._state.restarts.faults_of(rank.role)
             layers = self._state.layers
             settings = layers.settings(layers.counts(job.units.layout))
-            # After the first commit no worker can need the initial state.
+            # After the first commit, every new worker gets all state from peers, so it needs no initial values.
             joins = job.phase != "starting" and job.committed >= job.first_step
             peer.send(WorkerWelcome(settings, rank.role, str(self._state.run.path), resume, faults, joins))
         return rank
