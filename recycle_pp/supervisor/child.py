@@ -43,7 +43,9 @@ from .output import Output
 from .vital_signs import Board, VitalSigns
 from .worker_start import LIFELINE, WORDS, become_worker
 
-OOM_SECONDS = 1.0  # a SIGKILL is ascribed to the out-of-memory killer if it struck in the last one or two of these
+# Seconds between readings of the out-of-memory killer's count of kills. A SIGKILL is attributed to the killer if the
+# count has risen since the reading before the last.
+OOM_SECONDS = 1.0
 
 
 class Child:
@@ -61,7 +63,7 @@ class Child:
         self.signs = VitalSigns(pid, Board(lifeline.memory))
         self._words = words
         self._noted = time.monotonic()
-        self._oom_kills = [oom_kills()] * 2  # at the last two notes
+        self._oom_kills = [oom_kills()] * 2  # the last two readings, oldest first
 
     @classmethod
     def spawn(
@@ -97,7 +99,7 @@ class Child:
     def assign(self, spec: WorkerSpec) -> None:
         """Makes the process the worker that `spec` describes."""
         self.incarnation = spec.incarnation
-        self._oom_kills = [oom_kills()] * 2  # a standby process may have waited for hours
+        self._oom_kills = [oom_kills()] * 2  # read again, because a standby process may have waited for hours
         spec.last_words, spec.lifeline = WORDS, LIFELINE
         self.send(spec)
 
@@ -168,7 +170,7 @@ class Child:
         for descriptor in (self._words, self._stdin, self.pidfd):
             os.close(descriptor)
         self._lifeline.close()
-        del self.signs  # keeps the lifeline's memory mapped
+        del self.signs  # because its board would keep the lifeline's memory mapped
         self.pidfd = -1
         return self._classify(status, words, seen)
 

@@ -27,7 +27,7 @@ from recycle_pp.wire.launch import Launch
 
 from .foreign_sockets import connections_to
 
-SECONDS = 20.0  # time limit of `release`, which imports torch; after that the agents wait as they would without it
+SECONDS = 20.0  # time limit of `release`, which imports torch; if it is exceeded, the agents wait as without `release`
 SILENT_SECONDS = 8.0  # time without a packet from the store's machine after which the connection fails
 _STORE_SECONDS = 5.0  # time for the store to answer
 _CONNECT_SECONDS = 2.0  # time for the store's machine to answer

@@ -56,6 +56,6 @@ def _duplicate(pidfd: int, descriptor: int) -> socket.socket | None:
 def _peer_port(sock: socket.socket) -> int | None:
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
         return None
-    with contextlib.suppress(OSError):  # listening or broken
+    with contextlib.suppress(OSError):  # a listening or broken socket has no peer
         return int(sock.getpeername()[1])
     return None

@@ -86,7 +86,7 @@ class ForkServer:
             socket.send_fds(self._socket, [b"fork"], list(descriptors))
             if readable(self.fileno(), ANSWER_SECONDS):
                 return int(self._socket.recv(16))
-        except (OSError, ValueError):  # it has ended
+        except (OSError, ValueError):  # the process has ended
             pass
         finally:
             _adopt_orphans(False)
@@ -99,7 +99,7 @@ class ForkServer:
         self.usable = False
         self._socket.close()
         self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # it waits for a disk
+        with suppress(subprocess.TimeoutExpired):  # a process that waits for a disk cannot exit yet
             self._process.wait(0.2)
 
 
@@ -133,7 +133,7 @@ def _problem() -> str:
     """Why this process must not be forked; "" if it may be."""
     opened = []
     for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # the descriptor of this listing
+        with suppress(OSError):  # the listing's own descriptor is closed by now
             opened.append(os.readlink(link))
     if devices := [path for path in opened if path.startswith("/dev/nvidia")]:
         return f"it has opened {devices[0]}"
@@ -151,7 +151,7 @@ def _fork(requests: socket.socket, supervisor: int, module: str, descriptors: Se
         os._exit(0)
     while os.getppid() == middle:
         time.sleep(0.0001)
-    with suppress(OSError):  # the supervisor has given up; then it is not the parent either
+    with suppress(OSError):  # the supervisor has given up and adopts no orphans now, so `become_worker` exits
         requests.send(str(os.getpid()).encode())
     become_worker(module, supervisor, descriptors)
 

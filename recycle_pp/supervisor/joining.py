@@ -27,7 +27,7 @@ from recycle_pp.wire.messages.handshake import SupervisorHello
 
 JOIN_SECONDS = 600.0  # time for the coordinator to appear
 REPORT_SECONDS = 4.0  # seconds between two lines of a waiting node
-LOOK_SECONDS = 0.5  # seconds between two checks of rank 0's launcher
+LOOK_SECONDS = 0.5  # seconds between two checks for whether rank 0's launcher has exited
 
 
 async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Address | None) -> tuple[Peer, Address]:
@@ -76,7 +76,8 @@ class FirstLauncher:
         self._at = (launch.master_address, launch.master_port) if shared and not launch.one_node else None
         self._refusal = Refusal()
         self._due = 0.0
-        # On one node this is constant, because torchrun ends all ranks with rank 0. Else the last check's result.
+        # Whether the agent is known to run. On one node this never changes, because torchrun ends all ranks together
+        # with rank 0. On several nodes, it is the result of the last check.
         self.runs = launch.one_node and "TORCHELASTIC_RUN_ID" in os.environ
 
     async def has_ended(self) -> bool:

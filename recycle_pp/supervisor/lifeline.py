@@ -19,7 +19,7 @@ import os
 import time
 
 _PROCESS_SHARED, _ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
-_POLL_SECONDS = 0.02  # seconds between two checks of whether the child holds the mutex
+_POLL_SECONDS = 0.02  # seconds between two checks for whether the child holds the mutex
 _libc = ctypes.CDLL(None)
 _held: list[Lifeline] = []  # keeps the memory mapped: an unmapped mutex wakes no waiter
 

@@ -33,7 +33,7 @@ class Standby:
     def due(self, signs: Signs | None) -> bool:
         """Whether to start the standby process now. signs: vital signs of the worker at this heartbeat."""
         if self._wanted == "off" or signs is None or signs.activity.step < 0 or "torch" in sys.modules:
-            return False  # a process that has imported torch forks its workers, which import nothing
+            return False  # a supervisor that has imported torch (in tests) forks its workers, so they import nothing
         if signs.incarnation != self._incarnation:
             if self._incarnation >= 0:
                 self._turn = 1  # the standby process has become the worker; the next death may follow soon

@@ -242,7 +242,7 @@ class Supervisor:
                 ended = await asyncio.wait_for(host.ended, END_SECONDS)
                 code = code or ended
             if code == 0:
-                with suppress(TimeoutError):  # the run folder does not answer any more
+                with suppress(TimeoutError):  # the run folder's disk does not answer
                     await asyncio.wait_for(host.report(), REPORT_SECONDS)
                 await release(self._launch, self._launch.agents - len(host.agents))
         if code == 0 and self._launch.local_rank == 0:
@@ -389,11 +389,10 @@ class Supervisor:
         self._leadership.redirected = True
 
     def _spawn(self, message: Spawn) -> None:
-        if self._monitor.order is None:  # only at the start, because the file's disk may not answer later
+        if self._monitor.order is None:  # remove the private file only at the start: its disk may not answer later
             withdraw(self._launch)
-        if (
-            not self._launch.one_node and self._launch.local_rank == 0
-        ):  # the next leader is probably the first rank of a node
+        # The first rank of each node prepares to coordinate, because the next leader is probably one of them.
+        if not self._launch.one_node and self._launch.local_rank == 0:
             loop = asyncio.get_running_loop()
             loop.call_later(PREPARE_SECONDS, loop.run_in_executor, None, _import_coordinator)
         self._monitor.spawn(message, self._spec, self._run.log("{}.{}".format(*message.worker)))
@@ -430,7 +429,7 @@ class Supervisor:
 
     async def _listen(self, host: str, port: int, token: str, settings: Settings) -> None:
         workers = settings.parallel.pipelines * settings.parallel.stages
-        self._server = await serve(self._handle, host, port, token, clients=2 * workers)  # and their supervisors
+        self._server = await serve(self._handle, host, port, token, clients=2 * workers)  # workers and supervisors
         bound = self._server.sockets[0].getsockname()
         # If the name has several addresses, publish the name: other nodes may be able to reach only some of them.
         self._place = Place(host if len(self._server.sockets) > 1 else bound[0], bound[1], identity())

@@ -25,7 +25,8 @@ _WHATS = ("", "F", "I", "W", "B", "O", "R", "V", "data", "checkpoint", "send", "
           "commit", "orders", "plan", "model", "state", "kernels", "ready", "inputs")  # fmt: skip
 _KIND, _WHAT = ({name: code for code, name in enumerate(names)} for names in (_KINDS, _WHATS))
 _NONE = (-1, -1)
-_ENTRY = struct.Struct("<QdBB?5iQ")  # number, since, kind, what, first, step, micro-batch, peer, copy of the number
+# number, time of the start, kind, what, first, step, micro-batch, peer, copy of the number
+_ENTRY = struct.Struct("<QdBB?5iQ")
 _OFFSET = 1024  # after the lifeline's mutex
 
 
