@@ -108,7 +108,7 @@ class BackgroundStream:
         if self._broken:
             raise BrokenPipeError
         if self._background.dropped and self._background.idle:
-            text = f"... {self._background.dropped} lines were not read\n{text}"
+            text = f"... {self._background.dropped} lines were dropped, because this output was not read\n{text}"
             self._background.dropped = 0
         self._background(self._write, text)
 

@@ -34,7 +34,7 @@ class Usage:
         pids: process ids of workers on this machine. The parent of each is its supervisor."""
         workers, supervisors = [], []
         for pid in pids:
-            with suppress(OSError, KeyError):  # it has just died
+            with suppress(OSError, KeyError):  # the worker has just died
                 worker, supervisor = process_size(pid), process_size(parent_of(pid))
                 workers.append(worker)
                 supervisors.append(supervisor)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # supervisors import this module, and not numpy
 
 SECONDS = 1.0  # seconds between two writes
 SILENT_SECONDS = 15.0  # the job counts as silent after this time without a change; swapping can cause shorter pauses
-STORED_SILENT_SECONDS = 60.0  # the same in a store; 10 s and the time for the upload of all files lie between two signs
+STORED_SILENT_SECONDS = 60.0  # the same for a run in a store: between two signs are 10 s and the upload of all files
 _POLL = 0.1  # seconds between two reads of a watched file
 
 
@@ -53,7 +53,7 @@ class Sign(msgspec.Struct, frozen=True):
     live: list[WorkerName]  # workers that take part in the step
     over: bool  # the job has ended
     code: int | None  # exit code of a job that has ended
-    patience: Seconds = 0.0  # after this time without a newer sign no supervisor on another node takes over any more
+    patience: Seconds = 0.0  # seconds without a newer sign after which no supervisor on another node will take over
 
     @classmethod
     def read(cls, run: RunFolder) -> Sign | None:

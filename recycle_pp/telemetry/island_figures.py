@@ -96,7 +96,7 @@ class IslandRounds:
     def follow(self, event: Event) -> bool:
         """Takes an event into account. Returns whether it changes the figures."""
         match event:
-            case Started() | CoordinatorElected():  # a coordinator records all live islands when it begins
+            case Started() | CoordinatorElected():  # each coordinator records all live islands again when it begins
                 self._others.clear()
                 self._cut_off = self._awaited = None
                 return False

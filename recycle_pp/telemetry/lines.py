@@ -57,9 +57,9 @@ class Lines:
         self._term = term
         self._unwritten = unwritten or Unwritten()
         self._one_a_step = path.name in ONE_LINE_A_STEP
-        self._torn = False  # the last line is incomplete
+        self._torn = False  # whether the last line is incomplete
         self._newest = -1  # newest step in the file, as far as this coordinator has read or written it
-        self._continues = False  # a lost coordinator may have written some of the lines that wait
+        self._continues = False  # whether a lost coordinator may have written some of the waiting lines
         later(self._create)
 
     def write(self, record: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._later = Background(f"log {path.name}")
-        self._lock = threading.Lock()  # guards the next two
+        self._lock = threading.Lock()  # guards the next two attributes
         self._queued = self._missing = 0  # bytes in the queue; dropped lines that are not reported yet
         self._file = -1
 

@@ -57,7 +57,8 @@ class ProtocolLog:
     @guarded
     def handled(self, job: Job, event: Event, outcome: Outcome) -> None:
         commits = [note["commit"] for note in outcome.notes if note["event"] == "committed"]
-        saves = any(commit.savers and not commit.last for commit in commits)  # no event follows the last checkpoint
+        # After the run's last checkpoint no event follows that could be repeated from a snapshot.
+        saves = any(commit.savers and not commit.last for commit in commits)
         if saves or self._bytes > MOST_BYTES:
             self._snapshot(snapshot(job), replace=True)
             return

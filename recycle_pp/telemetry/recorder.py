@@ -305,7 +305,8 @@ class Recorder:
         self._deaths = history.deaths
         self._stalls = history.stalls
         self._steps.took_over(history)
-        self._lost = self._traces.redone = history.lost_ops  # lost ops of committed steps were redone
+        # Equal, because all ops lost in committed steps have been redone.
+        self._lost = self._traces.redone = history.lost_ops
         self._started_at -= history.seconds
         self._events.restore(self._run.kept)
         self._steps.restore(self._run.kept)

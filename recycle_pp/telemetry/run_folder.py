@@ -112,7 +112,8 @@ class RunFolder:
             run.path.mkdir(parents=True, exist_ok=True)
             run.lock()
             run.make()
-            # The lines of a job that was killed may reach the store only after this folder was copied from there.
+            # At least 1 for a resumed run, even if this folder shows no term: it may have been copied from the store
+            # before the lines of the previous job arrived there, which may have term 0.
             run.first_term = 1 + max(run.newest_term, 0 if done else EARLIER)
             run._write_config(settings)
             for path, kept in places.items():
@@ -232,7 +233,8 @@ class RunFolder:
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """Writes a JSON file. If the disk rejects it, prints a warning instead."""
         try:
-            # The trace of many workers takes megabytes. `json` would hold the interpreter's lock ten times as long.
+            # The trace of many workers takes megabytes. `json` would hold the interpreter's lock ten times as long as
+            # msgspec.
             text = json.dumps(data, indent=indent) if indent else msgspec.json.encode(data).decode()
             self.write_text(path, text + "\n")
         except OSError as error:

@@ -121,7 +121,7 @@ class StatusReader:
         self._unsaved: CheckpointFailed | CheckpointSkipped | None = None  # None once a checkpoint is saved
         self._rounds = IslandRounds(self._settings.islands.name or "")
         self._faults: dict[tuple[str, str, str], HealthFound] = {}  # by worker, device and signal
-        self._unstored: CheckpointNotStored | None = None  # the same as `_unsaved`, for the store
+        self._unstored: CheckpointNotStored | None = None  # None once a checkpoint is stored
 
     def read(self) -> Status:
         """The current status. The first call waits like `Pulse.look`.

@@ -83,7 +83,7 @@ class StepRecords:
         self._lr = message.lr
         before = self._cpu.get(worker)
         self._cpu[worker] = message.cpu
-        if before is not None and message.cpu >= before:  # less if a new process now plays this worker
+        if before is not None and message.cpu >= before:  # it is lower if a new process now plays this worker
             self._cpu_now += message.cpu - before
 
     def committed(self, commit: Commit, live: Collection[Worker], spans: Collection[np.ndarray] = ()) -> None:

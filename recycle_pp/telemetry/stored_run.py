@@ -209,7 +209,7 @@ def main(url: str, folder: str) -> int:
             return 2
         fetch(Store(url, LOCAL_PATIENCE_SECONDS), Path(folder))
         run.heartbeat.unlink(missing_ok=True)
-    except Absent:  # an earlier version stored checkpoints only
+    except Absent:  # a run of an earlier version, which stored only checkpoints
         return 0
     except (StoreError, OSError) as error:
         print(error)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from recycle_pp.wire.messages.supervisors import KeepLines, Line
 
 LATE_SECONDS = 0.1
-MOST_BYTES = 16 << 20  # of all lines; a line of metrics has 0.5 kB
+MOST_BYTES = 16 << 20  # limit for all lines together; a line of metrics has 0.5 kB
 CHUNK = 1 << 20  # bytes of lines in a message
 
 
@@ -41,13 +41,13 @@ class Unwritten:
     counted. A second thread may call the writer's methods other than `add` and `adopt`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the next four
+        self._lock = threading.Lock()  # guards the next four attributes
         self._queues: defaultdict[str, _Queue] = defaultdict(OrderedDict)
         self._next = 1  # number of the next line
         self._bytes = 0
         self._dropped = Counter[str]()  # by file
         self._send: Callable[[KeepLines], None] | None = None
-        self._shared = False  # supervisors may have copies
+        self._shared = False  # whether supervisors may have copies
         self._copied = 0  # number of the newest copied line; 0: all lines must be copied
 
     # -- the writer ----------------------------------------------------------------------------------------------

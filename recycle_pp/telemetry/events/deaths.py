@@ -35,7 +35,7 @@ class DeathExplained(WorkerEvent):
     injected: bool
 
     def text(self) -> str:
-        return f"worker {self.worker} died of this cause: {cause_in_words(self)}"
+        return f"the cause of the last death of worker {self.worker} is known now: {cause_in_words(self)}"
 
 
 class HangSuspected(WorkerEvent):

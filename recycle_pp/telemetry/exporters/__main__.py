@@ -24,7 +24,7 @@ from .exporter import TOO_SLOW, Exporter, make
 
 POLL_SECONDS = 0.2
 LAST_SECONDS = 8  # time limit for the remaining records once the job is over
-MOST_BEHIND = 1000  # maximum number of records exported in one poll after the first; older ones are skipped
+MOST_BEHIND = 1000  # maximum number of records exported in each poll but the first; older ones are skipped
 
 
 def main(arguments: Sequence[str]) -> int:

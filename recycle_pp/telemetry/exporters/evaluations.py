@@ -25,7 +25,8 @@ class Evaluations(Exporter):
         threading.Thread(target=self._serve, name="evaluations", daemon=True).start()
 
     def event(self, record: Record) -> None:
-        if record["event"] in ("checkpoint_saved", "checkpoint_stored"):  # without a shared folder only the latter
+        # Without a shared folder, there is no `checkpoint_saved`, because a checkpoint is complete only in the store.
+        if record["event"] in ("checkpoint_saved", "checkpoint_stored"):
             with self._changed:
                 self._newest = max(self._newest, record["checkpoint"])
                 self._changed.notify()

@@ -112,7 +112,7 @@ class Prometheus(Exporter):
         with suppress(UnreadableFile):
             record = self._reader.health()
             for gauge in self._figures.values():
-                gauge.clear()  # a node may be lost, and a worker may have a different role
+                gauge.clear()  # removes the labels of lost nodes, and of workers that now have a different role
             for device in record.devices if record else ():
                 for key, gauge in self._figures.items():
                     if (value := getattr(device, key)) is not None:

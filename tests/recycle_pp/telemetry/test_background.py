@@ -56,7 +56,8 @@ def test_an_unread_pipe_does_not_block_the_writer_and_reports_the_missing_lines_
         assert asyncio.run(screen.flushed(10))
         read += os.read(pipe.fileno(), 1 << 16)
     *lines, missing, end = read.decode().splitlines()
-    assert end == "the end" and missing == f"... {2000 - len(lines)} lines were not read"
+    dropped = f"... {2000 - len(lines)} lines were dropped, because this output was not read"
+    assert end == "the end" and missing == dropped
 
 
 def test_writing_raises_once_the_reader_has_closed_the_pipe():
