@@ -52,7 +52,7 @@ class Holdings:
 
     def __post_init__(self) -> None:
         self.weights = NOTHING if self.loaded is None else self.loaded
-        self._since = self.loaded  # before its first generation: the worker's state is the one after this step
+        self._since = self.loaded  # the worker's state is the one after this step; used only by `join`
 
     def reported(self, layers: Collection[int] | None = None, committed: int = NOTHING) -> Holds:
         """The held state, for the worker's report.

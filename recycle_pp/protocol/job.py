@@ -445,7 +445,7 @@ class Job:
         for member, detail in wrong.items():
             worker, host = self.assignment[member], self.units.hosts.get(member)
             self._note("mismatch", member=member, worker=worker, host=host, detail=detail)
-            self._remove(member)  # its followers may have wrong state
+            self._remove(member)  # its followers restart with other donors, because they may have wrong state
         self._wrong |= wrong
         self._check_stages(self.live)
         return self._regroup()
@@ -465,7 +465,7 @@ class Job:
         early = self._ending and not last
         self.skipped = self.skipped + 1 if decision.scale is None else 0
         due = self.saving.due or self._due(self.save_every, decision.step)
-        save = last or early or (due and not self.skipped)  # after a skipped update, the weights may be bad
+        save = last or early or (due and not self.skipped)  # a skipped update is a sign that the weights may be bad
         skipped = save and self.saving.occupied and not (last or early)
         saves = save and not skipped
         gone = set() if last or early else self._leave_now()

@@ -99,7 +99,7 @@ class OuterRounds:
             state = msgspec.structs.replace(state, sent=None)
         self._lost = False
         before = state.mine.get(state.applied)
-        if before is not None and before <= step and state.sent is None:  # already cut, before a restart
+        if before is not None and before <= step and state.sent is None:  # an earlier start has cut this delta
             state = msgspec.structs.replace(state, sent=before)
         due = state.begun + self.steps if before is None else before
         cut = state.sent is None and step + 1 >= due and not last

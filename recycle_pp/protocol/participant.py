@@ -78,9 +78,8 @@ class Orders:
 class Participant:
     member: Member
     worker: Worker
-    holdings: Holdings = field(
-        default_factory=lambda: Holdings(0, [], -1)
-    )  # units of this worker, once its stage is built
+    # Units of this worker; empty until its stage is built.
+    holdings: Holdings = field(default_factory=lambda: Holdings(0, [], -1))
     generation: int = -1
     committed: int = -1  # newest committed step
     applied: int = -1  # newest step that has updated the parameters

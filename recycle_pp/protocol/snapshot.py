@@ -20,7 +20,8 @@ from .job import Job
 from .live_problem import LiveProblem
 from .steady_state_plan import Planner, Steady
 
-LEFT_OUT = ("planner", "derive", "steady", "_live_problem", "remainder_plans")  # functions, plans and caches
+# Attributes of a job that are not saved: functions, plans and caches.
+LEFT_OUT = ("planner", "derive", "steady", "_live_problem", "remainder_plans")
 ROOMS = ("recycle_pp.protocol.", "recycle_pp.wire.messages.", "recycle_schedules.")
 OTHERS = {("builtins", "set"), ("builtins", "frozenset")}
 

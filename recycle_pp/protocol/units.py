@@ -187,7 +187,8 @@ class Units:
             table, followed = self._tables[stage], set()
         lacking = [of for p, of in holds.items() if p not in complete]
         behind = any(mixed or (not ahead and of.weights < committed) for of in lacking)
-        # `weights` of a member with all units may be older: two generations in two steps can leave it two steps behind.
+        # A member with all units has the newest exponents, although its `weights` may be two steps behind after two
+        # generations in two steps.
         knows = next((p for p in peers if p in complete or holds[p].weights >= committed - 1), None)
         copies = missing(held, table, sizes) if lacking else []
         since, made = self._made.get(stage, (committed, set()))
