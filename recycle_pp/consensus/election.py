@@ -114,7 +114,7 @@ class Election:
             finally:
                 elected.cancel()
                 if not candidacy.cancel() and not candidacy.cancelled():
-                    candidacy.exception()  # otherwise asyncio would log that it was never retrieved
+                    candidacy.exception()  # otherwise asyncio would log that nothing retrieved the exception
         if self.voter.leader is None:
             raise LostMajority(f"no majority of supervisors {_names(self.voter.newest.roster)} answered in time")
         return self.voter.leader
@@ -137,7 +137,8 @@ class Election:
         lapsed = not held and self.voter.leader is not None and self.voter.leader.term == self._confirmed
         others = self._others()
         if lapsed and others and all(is_dead(place.process) for _, place in others):
-            # The others may have elected another leader while this one was suspended, and continued or ended the job.
+            # Before they ended, the others may have elected another leader and continued or finished the job, because
+            # this one was suspended.
             raise LostMajority(f"all supervisors ({_names(self.voter.members())}) except this one have ended")
         while (leader := await self._confirm_leadership(self.voter.members())) is None:
             pass
@@ -374,8 +375,8 @@ class Election:
         finally:
             for task in asking:
                 task.cancel()
-        # If agreed, drop the older memberships. But a leader outside the newest one keeps them, because only the older
-        # ones can elect it again.
+        # If the newest membership is agreed, drop the older ones. But a leader that is not in the newest one keeps
+        # them, because only they can elect it again.
         if len(self.voter.required(holders)) == 1 and self._rank in newest.roster:
             self.voter.mark_agreed(newest.position)
         return required

@@ -176,7 +176,7 @@ class EtcdAgreement:
     # -- becoming and staying the leader -----------------------------------------------------------------------
 
     async def _next_leader(self, after: int, answers: asyncio.Task[Leader]) -> Leader:
-        """answers: returns the lost leader as soon as that answers that it still leads"""
+        """answers: task that returns the lost leader, once that supervisor answers that it still leads"""
         loop = asyncio.get_running_loop()
         outage = _Outage()
         patient_until = loop.time() + 3 * self._patience
@@ -204,7 +204,7 @@ class EtcdAgreement:
                 outage.ended()
             except (Unreachable, Refusal) as error:
                 outage.check(error)
-                patient_until = loop.time() + 3 * self._patience  # after an outage etcd extends all leases
+                patient_until = loop.time() + 3 * self._patience  # wait again: after an outage etcd extends all leases
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _until_it_answers(self, after: int) -> Leader:

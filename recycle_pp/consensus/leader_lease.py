@@ -54,7 +54,7 @@ class LeaderLease:
     def __init__(self, agreement: Agreement, suspicion: float) -> None:
         self._agreement = agreement
         self._seconds = lease_seconds(suspicion)
-        self._fresh = suspicion / 2  # seconds
+        self._fresh = suspicion / 2  # seconds for which a confirmation is fresh
         self._until = -math.inf  # the lease is held until this time (see `clock`)
         self._regained = -math.inf  # time of the last renewal of an expired lease
         self.term = -1  # term of the leader; -1 until the lease is held for the first time

@@ -176,7 +176,7 @@ class Voter:
         self.learn(answer.term)
         if (leader := answer.leader) is not None:
             if leader.rank == rank and leader.term == self.lost and self.leader is None:
-                self.lost -= 1  # only the connection to this leader was lost
+                self.lost -= 1  # accept this leader again, because only the connection to it was lost
             self.follow(leader)
 
     def drop_proposals_after(self, position: Position) -> None:
