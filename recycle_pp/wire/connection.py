@@ -33,7 +33,7 @@ from .launch import joined
 from .messages.handshake import HELLOS, TO_CLIENT, TO_SERVER, OtherToken
 from .messages.table import Message, Vocabulary
 
-MAX_UNSENT = 64 << 20  # bytes; an asyncio peer with more queued data apparently does not read, and is disconnected
+MAX_UNSENT = 64 << 20  # bytes of queued data above which an asyncio peer is disconnected, because it seems not to read
 HANDSHAKE_SECONDS = 5.0
 SILENT_SECONDS = 30.0  # seconds without an answer from the other machine after which a connection breaks, by default
 UNPROVEN = 400  # connections that may wait for authentication, in addition to those of expected clients

@@ -230,7 +230,7 @@ class Contact(Struct, frozen=True, kw_only=True):
 
 
 class About(TypedDict):
-    """The content of a checkpoint's about.json. files: name -> (bytes, CRC-32). Further keys hold the settings."""
+    """The content of a checkpoint's about.json. files: name -> (bytes, CRC-32). Further keys contain the settings."""
 
     step: Count
     files: NotRequired[dict[str, tuple[Count, Count]]]

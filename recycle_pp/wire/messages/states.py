@@ -8,7 +8,7 @@ import msgspec
 from .table import DONOR, JOINER, Message, Vocabulary, sent
 from .units import UnitRuns
 
-RECEIVER = "receiver"  # the joiner's role towards a donor that has connected but not yet authenticated
+RECEIVER = "receiver"  # the joiner's role until a donor that has connected is authenticated
 
 
 @sent(DONOR, RECEIVER)

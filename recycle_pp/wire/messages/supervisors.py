@@ -45,8 +45,8 @@ class SupervisorWelcome(Message, frozen=True):
     """The coordinator accepts the supervisor.
 
     rank    the rank in the supervisor's hello, or the rank that a new node gets
-    job_id  the same in all welcomes of a job, other than that of an earlier job at the same address
-    places  for a new node: rank -> address of all other supervisors, of which the next coordinator is one
+    job_id  identifies the job: the same in all its welcomes, different from that of an earlier job at the same address
+    places  for a new node: rank -> address, for all other supervisors, because one of them may be the next coordinator
     quarantined  UUID -> detail of the GPUs in quarantine, because the node may not share the run folder
     """
 
