@@ -24,7 +24,7 @@ from .objects import RUN, lease_path, number_path, owner, past_path
 from .rounds import GONE_SECONDS
 
 STORE_SECONDS = 20.0  # how long to retry requests to a store that does not answer
-RESUME_SECONDS = 300.0  # the same for a resumed run, whose store has answered before
+RESUME_SECONDS = 300.0  # longer limit for a resumed run, because its store has answered before
 EXTRA_SECONDS = 60.0  # for the start of Python on a busy machine
 # Model settings that do not affect the size of any tensor. An older version did not write them into run.json.
 UNSEEN = ("model.rope_theta", "model.rope_scaling", "model.norm_eps", "model.lora.alpha")
@@ -81,7 +81,8 @@ def admit(store: Store, settings: Settings, done: int) -> int:
             f"islands.name={name} is used by another job in {store.url}, last seen {age:.0f} s ago; choose a different "
             f"name, or wait {GONE_SECONDS - age:.0f} s if that job has ended"
         )
-    # A checksum does not count: every island that applies a round uploads one.
+    # Only a delta proves that the island has taken part. A checksum does not, because every island that applies a round
+    # uploads one.
     deltas = any(f"/{name}/" in path and path.endswith(".delta") for path in store.list("rounds"))
     taken_part = deltas or past_path(name) in store.list("past")
     if not done and taken_part:

@@ -55,7 +55,7 @@ from .theta import Outer, advanced
 SOON, LATER = 0.2, 5.0  # seconds between two listings of the store: minimum and maximum
 TURN = 3.0  # seconds after which the next holder of a unit uploads what is missing
 STORE_SECONDS = 20.0  # how long to retry a failing request
-LAST_SECONDS = 5.0  # the same, at the end of a job
+LAST_SECONDS = 5.0  # how long to retry a failing request at the end of a job
 TRAFFIC_SECONDS = 5.0  # between two messages about the traffic
 
 
@@ -100,7 +100,8 @@ class Client:
         # Only the thread uses these.
         self._store: Store | None = None
         self._closings: dict[int, dict[str, Share]] = {}
-        self._complete: tuple[int, float] | None = None  # round, time when its delta of this island was complete
+        # (round, time at which this island's delta of that round was complete in the store)
+        self._complete: tuple[int, float] | None = None
         self._leader = Leader(settings, send)
         self._sent = self._received = 0
         self._answered = self._told = time.monotonic()
@@ -153,7 +154,7 @@ class Client:
             uploads = self._checksums(position.applied, self._theta)
             with self._changed:
                 self._uploads += uploads
-        stored = position.mine.get(position.applied) == position.sent  # uploaded before this start
+        stored = position.mine.get(position.applied) == position.sent  # whether an earlier start uploaded the delta
         # Without sharding, a delta is lost only if all peers report it, so a worker reports every unit that it lacks.
         sharded = self._settings.parallel.copies > 0
         needed = {unit for unit in self._in_round(position.applied) if turns[unit] == 0 or not sharded}
@@ -172,7 +173,7 @@ class Client:
         with self._changed:
             assert self._order is not None
             result, before = self._result, self._order.state.applied
-            # The coordinator orders this only after every worker has computed it.
+            # The coordinator orders that a round be applied only after every worker has computed theta after it.
             assert result is not None and result.applied == order.apply, (result and result.applied, order)
         layout, values = self._layout, {}
         for unit in self._turns:
@@ -324,7 +325,7 @@ class Client:
                 return
             told = self._reported[1] == path.applied
             self._result, self._reported = result, (generation, path.applied)
-        self._report_traffic(now=True)  # so that the record of the round contains it
+        self._report_traffic(now=True)  # before `RoundReady`, so that the record of the round includes this traffic
         self._send(RoundReady(generation, path.applied, [] if told else result.statistics))
 
     def _computed(

@@ -50,7 +50,7 @@ def encode(values: Floats, bits: int) -> tuple[bytes, Floats]:
     scaled = scaled * FACTOR
     scales = np.minimum(scaled, LARGEST_SCALE).astype("<f2")
     steps = _steps(scales)
-    divisors = np.where(steps > 0, steps, np.float32(1))  # a row of zeros, or of values that are too small
+    divisors = np.where(steps > 0, steps, np.float32(1))  # 1 for rows of zeros, or of values too small for a scale
     quotients = rows / divisors[:, None]
     codes = np.clip(np.rint(quotients), -LARGEST, LARGEST).astype(np.int8)
     codes[steps == 0] = 0

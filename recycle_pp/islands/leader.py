@@ -78,7 +78,7 @@ class Leader:
         for name in sorted(names - self._past):
             store.put(objects.past_path(name), b"")
         self._past |= names
-        # Also the objects of incomplete snapshots, which a dead worker has left.
+        # Delete the objects of incomplete snapshots too, which a dead worker may have left.
         of_snapshots = ((path, objects.round_of(path)) for path in store.list("theta"))
         old += [path for path, after in of_snapshots if after is not None and after < first]
         store.delete(old)
