@@ -31,9 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--clear", nargs=2, metavar=("UUID", "RUN"), help="lift the quarantine of a GPU in a run folder"
     )
     parser.add_argument(
-        "--active", action="store_true", help="products, copies and links with checked results; dcgmi if installed"
+        "--active",
+        action="store_true",
+        help="also run products, copies and links at full load and check the results; run dcgmi if it is installed",
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each of the three (default: 60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each exercise (default: 60)")
     arguments = parser.parse_args(argv)
     try:
         if arguments.clear:

@@ -106,7 +106,7 @@ def judge(results: Mapping[str, Sequence[Exercise]], kinds: Mapping[str, str]) -
         alike = [device for device in results if kinds.get(device) == kind]
         by_device = {device: done for device in alike for done in results[device] if done.name == name}
         usual, count = Counter(done.digest for done in by_device.values()).most_common(1)[0]
-        proven = 2 * count > len(by_device)  # by a majority: of two devices that differ, either may be broken
+        proven = 2 * count > len(by_device)  # whether a majority agrees; of two different devices, either may be wrong
         middle = median(done.rate for done in by_device.values())
         for device, done in by_device.items():
             if done.wrong:

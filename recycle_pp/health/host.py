@@ -59,7 +59,7 @@ class Host:
             uncorrected=_total(self._sys.glob("devices/system/edac/mc/mc*/ue_count")),
             corrected=_total(self._sys.glob("devices/system/edac/mc/mc*/ce_count")),
             throttle=frozenset(["heat"] if hot else []),
-            clock=_mhz(self._clocks),  # without a top clock: a processor reaches it only with a single busy core
+            clock=_mhz(self._clocks),  # no `top_clock`, which a processor reaches only while a single core is busy
             ports=up,
             link_downs=downs,
             port_errors=errors,

@@ -25,10 +25,10 @@ from .sample import Sample
 
 LOOKS = 6  # number of remembered checks; a minute, with the default of control.health
 TWICE = 2  # number of checks that must show a problem before an action is taken
-OFTEN = 3  # number of rises of an error counter, within the remembered checks, for a note
-MATTERS = 1.1  # least slowdown of the clock for which a worker gets less work
+OFTEN = 3  # a note is written once an error counter has risen this many times within the remembered checks
+MATTERS = 1.1  # a worker gets less work once its clock is slower than usual by this factor
 MOST = 4.0  # limit on the factor of a throttled worker
-WORKS = 50.0  # least utilization, in per cent, for a usual clock: idle devices lower their clock
+WORKS = 50.0  # least utilization in per cent at which a clock counts as usual, because idle devices lower their clock
 HOT = 90.0  # degrees Celsius; GPUs that are this hot for long fail more often
 
 

@@ -40,7 +40,7 @@ _WAYS = {0: "one board", 10: "a PCIe switch", 20: "several PCIe switches", 30: "
 
 
 class MissingPackage(Exception):
-    """There is a GPU, but nvidia-ml-py is not installed, or is too old. The text is one of these two."""
+    """There is a GPU, but nvidia-ml-py is not installed, or is too old. The text states which."""
 
 
 class Gpu:
