@@ -58,7 +58,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         damaged = Finding("storage", None, evidence.damaged, WARNING, evidence.run)
         found = damaged if found.verdict == "well" else found._replace(evidence=said)
     said = [*found.evidence, *faults(since_launch(evidence.events), found.worker)]
-    said = list(dict.fromkeys(said))  # the proof of a damaged heartbeat.json is also in `damaged`
+    said = list(dict.fromkeys(said))  # without repetition: the proof of a damaged heartbeat.json is also in `damaged`
     ended = evidence.life == "over"
     return Diagnosis(found.verdict, found.worker, said, next_command(found, evidence), found.code, ended)
 

@@ -76,7 +76,8 @@ def _report(
     """
     rates: list[float] = []
     wrong = 0
-    now = time.perf_counter if device.type == "cuda" else time.process_time  # other programs may use the processor
+    # On the processor, count only the time of this process, because other programs may be running too.
+    now = time.perf_counter if device.type == "cuda" else time.process_time
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(rates) < FIFTH:
         begun = now()

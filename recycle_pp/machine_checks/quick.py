@@ -26,7 +26,7 @@ from .check import Check
 
 ALIKE = ("python", "torch", "triton", "numpy")  # packages that need the same version on all machines
 DISK_SECONDS = 10.0  # limit on the measurement of the disk
-END_SECONDS = 20  # after which the kernel ends this process
+END_SECONDS = 20  # seconds after which the kernel ends this process
 
 
 def main(argv: Sequence[str] | None = None) -> int:

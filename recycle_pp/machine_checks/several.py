@@ -22,7 +22,7 @@ from .check import VERDICTS, Check, code, lines, size
 from .gpu_rules import rate
 from .surveyor import Survey
 
-LESS = 2.0  # how many times worse than the median is a problem; shared networks and disks always vary
+LESS = 2.0  # a value this many times worse than the median is a problem; shared networks and disks always vary
 FAR = 0.001  # seconds by which a slow link's latency must also exceed the usual one
 CLOCK = 0.5  # seconds that a clock may differ from the median; events of a job are sorted by its nodes' clocks
 ALIKE = ("python", "torch", "triton", "numpy", "torch build", "GPU driver")  # equal on all machines

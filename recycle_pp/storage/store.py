@@ -143,7 +143,7 @@ class Store:
         with different content existed, and is unchanged."""
         try:
             self._put(path, content, mode="create")
-        except FileExistsError:  # perhaps by this very call, if the answer to its first request was lost
+        except FileExistsError:  # this call may have created it, if the answer to its first request was lost
             return self.get(path) == content
         return True
 
@@ -177,7 +177,7 @@ class Store:
         every = list(paths)
         try:
             self._call(lambda: self._obstore.delete(self._store, every) if every else None)
-        except Absent:  # some stores then do not delete the other objects
+        except Absent:  # if one object is missing, some stores keep the others, so delete them one at a time
             for path in every if len(every) > 1 else []:
                 self.delete([path])
 
