@@ -83,7 +83,7 @@ class Live:
                     if not self._begun:
                         self.members.add(event.worker)
                     self.over = False  # a resume continues in the same folder
-                case Rejoined() if event.worker in self.pids:  # a fault may have hit the worker since
+                case Rejoined() if event.worker in self.pids:  # absent if a fault has hit the worker since
                     self.members.add(event.worker)
                 case DeathDetected() | Left():
                     self.remove(event.worker)

@@ -93,7 +93,7 @@ def _train(arguments: list[str]) -> int:
         return _become("train", arguments)
     say(f"recycle_pp: starts torchrun for {workers} workers (parallel={pipelines}x{stages})")
     startup.update("imports torchrun")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default; torchrun warns if it has to set it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set the same value, but with a warning
     importlib.import_module("torch.distributed.run")
     startup.end()
     from recycle_pp.supervisor.torchrun import run_torchrun

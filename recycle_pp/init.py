@@ -85,7 +85,7 @@ def fitted(words: Sequence[str], workers: int | None = None) -> tuple[Settings, 
     comment = [f"Made by recycle init for {workers} workers on a machine with {machine}{room}."]
     values: dict[str, Any] = {"parallel.memory": memory}
     if "run.dir" not in given:
-        values["run.dir"] = Settings().run.dir  # a new folder at each start
+        values["run.dir"] = Settings().run.dir  # the default, which is a new folder at each start
     if not settings.model.own:
         comment.append(f"The bytes and times of model.kind={settings.model.kind} are known only while it runs.")
         if not shape:

@@ -400,7 +400,7 @@ def _run(what: str, *words: object) -> int:
         for process in running:
             process.terminate()
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor leaves these signals ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # no longer ignored, as the supervisor has left them
         signal.signal(number, stop)
     running.append(subprocess.Popen([sys.executable, "-m", *map(str, words)]))
     if caught:  # a signal arrived before the process was in the list

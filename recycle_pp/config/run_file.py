@@ -64,7 +64,7 @@ def read_run_file(path: str, resolve: bool = True) -> dict[str, Any]:
                 rule.check(key, keys[key])
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
-    except ValueError as error:  # its sentence begins with the key
+    except ValueError as error:  # the sentence of the error begins with the key
         raise ValueError(f"{_at(path, lines.get(str(error).split()[0]))}: {error}") from None
     return keys
 

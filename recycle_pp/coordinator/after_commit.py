@@ -154,7 +154,7 @@ class AfterCommit:
         last checkpoint of the run is always stored, and cancels the earlier upload."""
         state, storing = self._state, self._state.storing
         if message.step <= (storing.step if storing.busy else storing.newest):
-            return  # its assembler has resent the message
+            return  # not a new checkpoint: its assembler has resent the message
         final = last or message.step >= state.settings.run.steps
         if storing.busy and not final:
             self._not_stored(message.step, f"checkpoint step-{storing.step:06d} is still being uploaded")

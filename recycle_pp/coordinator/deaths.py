@@ -81,7 +81,7 @@ class Deaths:
         """Handles a death whose cause is known, because the supervisor has reaped the process."""
         seen = rank.causes.get(message.incarnation)
         death = message.death
-        if seen is not None:  # killed by this coordinator
+        if seen is not None:  # this coordinator had the worker killed, so it knows the cause
             death = msgspec.structs.replace(death, cause=seen.cause, detail=seen.detail)
         elif message.asked and message.incarnation == rank.ended:
             death = msgspec.structs.replace(death, detail=f"{death.detail}, because its connection broke")

@@ -26,7 +26,7 @@ class Ending:
 
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self.minutes = settings.checkpoint.minutes
-        self.save_asked = False  # a user has requested a checkpoint, and none has begun since
+        self.save_asked = False  # whether a user has requested a checkpoint, and none has begun since
         self._emulated = bool(settings.emulate.mode)
         self._recorder = recorder
         self.signal: str | None = None  # name of the signal that ends the job

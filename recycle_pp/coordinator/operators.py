@@ -81,7 +81,7 @@ class Operators:
         self._stacks: dict[int, str] = {}  # rank -> newest stacks
         self._profiles: dict[int, Profiled] = {}  # rank -> newest answer to a request for a profile
         self._committed: dict[str, Value] = {}  # changed settings in the newest commit
-        # Changed settings in the commit before the newest one. All voters of the newest step have received it.
+        # Changed settings in the commit before the newest one, which all voters of the newest step have received.
         self._known: dict[str, Value] = {}
         self._verbs: dict[type[Message], Callable[[Any, Say], Awaitable[Message]]] = {
             Drain: self._drain,

@@ -88,6 +88,6 @@ async def load(profile: Profile, path: Path) -> None:
 
 
 def _read(path: Path) -> Record | None:
-    with suppress(FileNotFoundError, UnreadableFile):  # then this coordinator measures again
+    with suppress(FileNotFoundError, UnreadableFile):  # without the file, this coordinator measures again
         return decode(path, read(path), Record)
     return None

@@ -41,8 +41,8 @@ class Rank:
     died_as: Worker | None = None  # the worker that `died` played; `role` may have changed since
     ended: int = -1  # newest incarnation that was killed because its connection broke
     explained: int = -1  # newest incarnation whose death has a complete event
-    alive: bool = False  # spawned and not dead
-    stopping: bool = False  # its supervisor got a signal to end
+    alive: bool = False  # whether its worker was spawned and is not dead
+    stopping: bool = False  # whether its supervisor got a signal to end
     respawns: int = 0
     last_message: float = 0.0  # time.monotonic() when its worker's last message arrived
     causes: dict[int, Death] = field(default_factory=dict)  # incarnation -> cause

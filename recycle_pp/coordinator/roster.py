@@ -33,7 +33,7 @@ class Roster:
     def __init__(self, settings: Settings, assignment: Callable[[], Assignment]) -> None:
         self._parallel, self._assignment = settings.parallel, assignment
         self._ranks: dict[Member, Rank] = {}
-        self._published: list[tuple[str, bytes]] = []  # not sent yet
+        self._published: list[tuple[str, bytes]] = []  # (key, value), not sent yet
 
     def __iter__(self) -> Iterator[Rank]:
         """All ranks by number, including those whose node is lost."""

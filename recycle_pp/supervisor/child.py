@@ -199,7 +199,7 @@ def _read_words(descriptor: int) -> LastWords | None:
     """The last complete line that `last_words` wrote to the pipe; None if there is none."""
     os.set_blocking(descriptor, False)
     data = b""
-    with suppress(BlockingIOError):  # a grandchild may still have the other end open
+    with suppress(BlockingIOError):  # no more data, although a grandchild still has the other end open
         while chunk := os.read(descriptor, 1 << 16):
             data += chunk
     for line in reversed(data.split(b"\n")[:-1]):

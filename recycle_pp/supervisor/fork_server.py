@@ -57,7 +57,7 @@ class ForkServer:
                 env={**default_environment(settings), **os.environ},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # a fresh interpreter fails in the same way, and writes to the worker's log
+                stderr=subprocess.DEVNULL,  # an error is not lost: a fresh interpreter repeats it in the worker's log
                 start_new_session=True,
             )
         self._socket.send(msgspec.json.encode(settings))

@@ -50,7 +50,7 @@ class Heartbeats:
 
         Counts unanswered heartbeats instead of seconds, so that a pause of this process does not count as silence of
         the coordinator."""
-        self._unanswered = 0  # by this coordinator
+        self._unanswered = 0  # counts only heartbeats to this coordinator
         while True:
             control = self._settings.control if self._settings else None
             seconds = control.heartbeat if control else FIRST_SECONDS

@@ -51,10 +51,10 @@ class Leadership:
         self.leader: Leader | None = None
         self.host: Host | None = None
         self.agreement: Agreement | None = None
-        self.redirected = False  # the presumed leader has sent `Redirect`, because it does not coordinate (yet)
+        self.redirected = False  # whether the presumed leader has sent `Redirect`, as it does not coordinate (yet)
         self._start_host = start_host
         self._disconnect = disconnect
-        self._starting = False  # the coordinator is being started here
+        self._starting = False  # whether the coordinator is being started here
         self._hosting = asyncio.Event()
         self._peers: set[Peer] = set()
         self._tasks: list[asyncio.Task[None]] = []

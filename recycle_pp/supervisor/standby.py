@@ -36,7 +36,7 @@ class Standby:
             return False  # a supervisor that has imported torch (in tests) forks its workers, so they import nothing
         if signs.incarnation != self._incarnation:
             if self._incarnation >= 0:
-                self._turn = 1  # the standby process has become the worker; the next death may follow soon
+                self._turn = 1  # without waiting for a turn, because the new worker may die soon too
             self._incarnation = signs.incarnation
             self._step = signs.activity.step
             self._beats = 0

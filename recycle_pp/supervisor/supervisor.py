@@ -120,7 +120,7 @@ async def supervise(
         if joins and address is not None:
             try:
                 return await supervisor.run(address, await enter(address, supervisor.hello()))
-            except Surplus as error:  # another code would make the launcher end the processes that have joined
+            except Surplus as error:  # end with 0: other codes make the launcher end the processes that have joined
                 say(f"recycle_pp: {error}")
                 return Ended(0)
             except ValueError as error:
@@ -178,7 +178,7 @@ class Supervisor:
         self._heartbeats = Heartbeats(launch, self._monitor)
         self._check = QuickCheck(self._send)
         self._prober = Prober(self._send, prints=launch.local_rank == 0)
-        self._finished = False  # the coordinator has sent `Finish`
+        self._finished = False  # whether the coordinator has sent `Finish`
         self._token_file: Path | None = None  # set while this rank hosts the coordinator of a job on one node
         self._contact: ContactLog | None = None  # set when a coordinator is lost for the first time
         self._evicted = False  # whether the job continues without this node, whose machine will be taken away
