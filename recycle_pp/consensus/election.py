@@ -61,7 +61,7 @@ from .voter import Roster, Voter
 from .voter_client import VoterClient
 
 TURN_SECONDS = 0.2  # seconds that a candidate waits for each live candidate with an earlier turn
-TURNS_SECONDS = 5.0  # seconds of turns after which further turns are short; hundreds of candidates may be silent
+TURNS_SECONDS = 5.0  # total seconds of turns before turns become short, because hundreds of candidates may be silent
 SHORT_TURN_SECONDS = 0.005
 CAMPAIGN_SECONDS = 6.0  # time limit of a campaign; as long as a round trip on slow machines
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 0.5  # seconds between two attempts: first value, limit of the backoff
@@ -174,7 +174,7 @@ class Election:
     async def _run_as_candidate(self) -> None:
         """Runs as a candidate until elected or cancelled. Raises LostMajority if too few supervisors can answer."""
         if self._rank not in self.voter.members():
-            # A new node becomes a member in the next generation, and any leader accepts it.
+            # A new node waits longer, because any leader will accept it and make it a member in the next generation.
             new = bool(self._known) and self.voter.newest.position == (-1, -1)
             seconds = self._patience + SLACK_SECONDS if new else min(self._patience, NON_MEMBER_SECONDS)
             with suppress(TimeoutError):

@@ -8,15 +8,15 @@ CLASSES = (
     "well",
     "never_started",  # a worker never became ready
     "compile_skew",  # one worker compiles and the others wait
-    "rank_death",  # one worker died first, the others only waited
+    "rank_death",  # one worker died first, and the others only waited
     "stuck_op",  # an op or a kernel that does not end
     "stuck_collective",  # all wait for a sum, and no worker runs an op
     "network",  # two hosts cannot reach each other
     "data",  # the training data's disk does not answer
-    "storage",  # the disk of the run folder, or a checkpoint
+    "storage",  # the run folder's disk does not answer, a file in it is damaged, or a checkpoint failed
     "busy",  # other processes keep the workers from running
     "islands",  # the island waits for the other islands
-    "control_plane",  # the coordinator, or its election
+    "control_plane",  # the coordinator is stuck or lost, or has no majority
 )
 WELL, WARNING, BROKEN = 0, 1, 2
 

@@ -129,7 +129,7 @@ class Job:
         self.outer = None if self.islands is None else OuterRounds(*self.islands)
         self._wrong: dict[Member, str] = {}  # member that was removed but is still alive -> fault in its state
         self.saving = SavingChanged(occupied=False, due=False)  # newest event of this type
-        self._ending = False  # the next commit will be the last one
+        self._ending = False  # whether the next commit will be the last one
         self._notes: list[Json] = []  # notes of the current event
         self._expiry: HoldExpired | None = None  # expiry of the current event
         self._new_ballot()

@@ -41,7 +41,7 @@ class Record:
     step: int
     done: dict[str, list[int]] = field(default_factory=dict)
     running: list[tuple[str, MicroBatch]] = field(default_factory=list)
-    reduced: bool = False  # this worker holds the stage's reduced gradients
+    reduced: bool = False  # whether this worker holds the stage's reduced gradients
 
     def begin(self, kind: str, microbatch: MicroBatch) -> None:
         self.running.append((kind, microbatch))

@@ -74,8 +74,8 @@ class OuterRounds:
         """Whether the commit of this step applies a round."""
         goal, sent = self._goal(live), self.state.sent
         agreed = goal > self.state.applied and all(self._ready.get(member) == goal for member in live)
-        # If the rounds of an earlier start were deleted, first repeat the steps that they contain, so that no sample
-        # counts twice.
+        # For rounds before `goal`, an earlier start may have cut deltas after more steps than this start has made.
+        # Repeat these steps before theta contains the deltas, so that no sample counts twice.
         repeats = any(number < goal and steps > step for number, steps in self.state.mine.items())
         return agreed and not repeats and (sent is None or step >= sent + self.delay - 1)
 

@@ -86,9 +86,9 @@ class Participant:
     records: dict[int, Record] = field(default_factory=dict)
     commits: list[Commit] = field(default_factory=list)  # committed, not yet applied
     orders: Orders | None = None  # None: wait for orders
-    undo: bool = False  # the executor must undo its early update before it continues
+    undo: bool = False  # whether the executor must undo its early update before it continues
     attempt: Attempt = FIRST  # attempt at the step after `committed`
-    again: bool = False  # the executor must restart the next step, after `undo`
+    again: bool = False  # whether the executor must restart the next step, after `undo`
     announced: Announce | None = None  # the newest announcement
     agreed: tuple[int, int] = (-1, -1)  # term and number of the newest agreed generation
     members: Assignment = field(default_factory=dict)  # members of that generation

@@ -46,8 +46,8 @@ class Steady:
 
     def __init__(self, planner: Planner, validation: int) -> None:
         self._store = PlanStore(validation, planner=planner)
-        self.wanted = False  # a new plan is needed
-        self.due = False  # the workers wait for a plan
+        self.wanted = False  # whether a new plan is needed
+        self.due = False  # whether the workers wait for a plan
         self._last: tuple[Problem, Steps] | None = None  # the last problem and its plan
         self._newest: Steps | None = None
         self._sent: Steps | None = None

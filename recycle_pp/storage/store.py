@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 120.0
 PIECE = 8 << 20  # bytes of a file that one request transfers
 MOST_PIECES = 9000  # maximum number of pieces of a file; S3 allows 10,000
 TOGETHER = 4  # pieces of one file in transfer at a time; they need TOGETHER * PIECE bytes of memory
-REQUEST_SECONDS = 120.0  # limit of one request: a piece needs 70 kB/s
+REQUEST_SECONDS = 120.0  # time limit of one request; to meet it, a piece needs 70 kB/s
 
 _T = TypeVar("_T")
 

@@ -165,6 +165,6 @@ async def in_thread(function: Callable[..., R], *arguments: Any) -> R:
 
 async def in_time(function: Callable[..., R], *arguments: Any) -> R | None:
     """Like `in_thread`, but returns None if the function takes longer than `READ_SECONDS` or the disk fails."""
-    with suppress(OSError):  # also a TimeoutError
+    with suppress(OSError):  # includes TimeoutError
         return await asyncio.wait_for(in_thread(function, *arguments), READ_SECONDS)
     return None

@@ -51,7 +51,7 @@ class Sign(msgspec.Struct, frozen=True):
     term: Term  # term of the coordinator; higher than the terms of earlier coordinators
     address: str  # HOST:PORT where the coordinator listens
     live: list[WorkerName]  # workers that take part in the step
-    over: bool  # the job has ended
+    over: bool  # whether the job has ended
     code: int | None  # exit code of a job that has ended
     patience: Seconds = 0.0  # seconds without a newer sign after which no supervisor on another node will take over
 
