@@ -73,7 +73,7 @@ def _evaluate(run: RunFolder, step: int, command: str) -> int:
         environment.pop("RECYCLE_TOKEN", None)  # the job's secret
         for words in (export, ["/bin/sh", "-c", command, "sh", str(model)]):
             if code := _run(words, output, environment):
-                print(f"{name(step)} could not be evaluated (exit code {code}), see {partial}", file=sys.stderr)
+                print(f"{name(step)} could not be evaluated (exit code {code}); see {partial}", file=sys.stderr)
                 return 1
     partial.rename(log)
     return 0

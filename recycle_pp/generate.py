@@ -85,7 +85,7 @@ def load(weights: Exported) -> tuple[Any, Any]:
 
 
 def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
-    """Prints the prompt and up to --max-tokens generated tokens, until one that ends a text."""
+    """Prints the prompt and up to --max-tokens generated tokens. Stops at a token that ends a text."""
     import transformers
 
     ids = tokenizer(arguments.prompt, return_tensors="pt", add_special_tokens=False).input_ids.to(model.device)

@@ -162,13 +162,13 @@ def _prepare_job(
     folder = RunFolder(settings.run.dir)
     validate(settings, launch.world)
     refuse_missing(settings)
-    startup.update(f"looks whether a job still runs in {folder.path}")
+    startup.update(f"checks whether a job still runs in {folder.path}")
     refuse_running(folder)
     stored = look_into_store(settings)
     startup.update(f"looks for checkpoints in {folder.path}")
     done = _steps_done(folder, stored) if settings.run.resume else 0
     if settings.islands.store is not None:
-        startup.update(f"looks into {settings.islands.store}")
+        startup.update(f"checks the islands in {settings.islands.store}")
         from recycle_pp.islands.admission import admitted
 
         settings = settings.with_values({"islands.part": admitted(settings, done)})
@@ -260,7 +260,7 @@ def look_into_store(settings: Settings) -> Survey:
     url = settings.checkpoint.store
     if url is None:
         return Survey()
-    startup.update(f"looks into {url}")
+    startup.update(f"looks for checkpoints in {url}")
     again = settings.run.resume and RunFolder(settings.run.dir).config.exists()
     found = survey(url, RESUME_SECONDS if again else STORE_SECONDS, probe=True)
     if found.step and not settings.run.resume:

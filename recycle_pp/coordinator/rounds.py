@@ -2,7 +2,7 @@
 
     rounds = Rounds(state)          # a handler of the job's events
     rounds.traffic(message)         # a worker's traffic with the store
-    rounds.seen(message)            # what the store shows about all islands
+    rounds.seen(message)            # the state of all islands, according to the store
 
 The events are round_closed, round_applied, round_awaited, island_joined, island_left, island_late, islands_cut_off and
 islands_in_touch. Decides nothing; `protocol.outer_rounds` does.

@@ -82,7 +82,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class View:
-    """What a listing shows.
+    """The state of the rounds, according to a listing of the store.
 
     layout     layer -> number of its units
     digests    layer -> digests of its units; more than one if islands have different models

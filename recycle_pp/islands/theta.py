@@ -94,5 +94,5 @@ def _dots(deltas: Mapping[str, Floats]) -> dict[str, dict[str, float]]:
 
 
 def _dot(one: Floats, other: Floats) -> float:
-    """Only for records, so its last bits do not matter."""
+    """The dot product. Its last bits may differ between islands, because it is only recorded."""
     return float(np.dot(one, other))

@@ -15,7 +15,7 @@ heartbeat.json   the coordinator's heartbeat         hangs/           the op of 
 health.json      figures of all GPUs and hosts       quarantine.json  GPUs on which no worker may start
 profiles/        step-000020-1.2.json: traces of torch's profiler
 evaluations/     outputs of run.evaluate, step-000020.log
-receipts/        what processes leave for recycle_pp.doctor: first-forward.jsonl, supervisor-3.jsonl
+receipts/        reports of processes for recycle_pp.doctor: first-forward.jsonl, supervisor-3.jsonl
 
 docs/run-folder.md explains every field.
 """

@@ -81,7 +81,7 @@ def test_a_failing_command_gives_exit_code_1_and_its_output_is_kept(job, tmp_pat
     (copy / "evaluations" / "step-000028.log").unlink()
     command = [sys.executable, "-m", "recycle_pp.evaluate", str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, check=False)
-    assert done.returncode == 1 and "step-000028 could not be evaluated (exit code 3), see" in done.stderr
+    assert done.returncode == 1 and "step-000028 could not be evaluated (exit code 3); see" in done.stderr
     assert "model.safetensors" in (copy / "evaluations" / "step-000028.log.partial").read_text()
 
 

@@ -42,4 +42,5 @@ class Copying(Exporter):
             self._copy.update()
         except (StoreError, OSError) as error:
             print(f"the run's files were not copied: {error}", file=sys.stderr, flush=True)
-            self._copy = RunCopy(self._run, Store(self._url, PATIENCE_SECONDS))  # a new store reads the credentials again
+            # The new store reads the credentials again, because they may have expired.
+            self._copy = RunCopy(self._run, Store(self._url, PATIENCE_SECONDS))

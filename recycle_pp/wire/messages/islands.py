@@ -99,8 +99,8 @@ class CutMissing(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class IslandsSeen(Message, frozen=True):
-    """What the store shows about all islands, for records only. Sent by one worker of the island whenever this changes,
-    and again in every generation.
+    """The state of all islands according to the store, for records only. Sent by one worker of the island whenever this
+    state changes, and again in every generation.
 
     live    names of islands whose lease is valid, including this island
     silent  names of islands whose lease has not been renewed for `rounds.GONE_SECONDS`
