@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif arguments.text and arguments.tokenizer and arguments.out:
             return _tokenise(arguments)
         else:
-            parser.error("either TEXT, --tokenizer and --out, or only --verify is needed")
+            parser.error("give either TEXT with --tokenizer and --out, or only --verify")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -72,7 +72,7 @@ def _tokenise(arguments: argparse.Namespace) -> int:
         recipe = ChatRecipe(corpus, arguments.tokenizer, arguments.sequence)
     out, progress = Path(arguments.out), ProgressLine(sys.stderr.isatty())
     if out.suffix != ".bin":
-        raise ValueError(f"--out must end in .bin, because data.path then reads tokens from it, not {arguments.out}")
+        raise ValueError(f"--out must end in .bin, so that data.path reads tokens from it; {arguments.out} does not")
     description = tokenise(recipe, out, lambda report: progress.show("", report))
     progress.close()
     print(_sentence(out, description))

@@ -352,15 +352,15 @@ def _validate_data(settings: Settings) -> None:
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files)
     if size == 0:
-        raise ValueError(f"data.path must hold data; {data.path!r} is empty")
+        raise ValueError(f"data.path must contain data; {data.path!r} is empty")
     if path.suffix == ".bin":  # from here on, the size is in tokens
         size //= 4 if data.dtype == "uint32" or (data.dtype == "auto" and vocabulary > 1 << 16) else 2
     held_out = int(size * data.validation_share)
     sample = settings.model.sequence + 1
     if size - held_out < sample:
         raise ValueError(
-            f"data.path must hold at least one sample of model.sequence + 1 = {sample} tokens in addition to the "
-            f"held-out part; {data.path!r} holds {size - held_out}"
+            f"data.path must contain at least one sample of model.sequence + 1 = {sample} tokens in addition to the "
+            f"held-out part; {data.path!r} contains {size - held_out}"
         )
     needed = settings.model.sequence * settings.parallel.microbatch_size + 1
     if settings.run.validate_every and held_out < needed:

@@ -208,7 +208,7 @@ def beyond_positions(model: Model) -> str | None:
         return None
     return (
         f"model.sequence={model.sequence} is longer than the {known} positions (max_position_embeddings) of "
-        f"{model.path}; the model may have to learn the others, and an export keeps this number"
+        f"{model.path}; the model may have to learn the positions after these, and an export keeps this number"
     )
 
 

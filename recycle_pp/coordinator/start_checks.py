@@ -74,7 +74,7 @@ class StartChecks:
 
 def _differences(message: MachineChecked, usual: Mapping[str, str]) -> list[Judgement]:
     """A Judgement for each version that differs from that in `usual`: package -> version on rank 0's machine."""
-    advice = "install what rank 0's machine has, because the workers' results may differ"
+    advice = "install the version of rank 0's machine, or the workers' results may differ"
     return [
         Judgement(name, version, usual[name], "broken", advice)
         for name, version in message.versions.items()

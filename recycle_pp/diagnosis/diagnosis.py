@@ -91,7 +91,7 @@ def _stale(e: Evidence) -> Finding:
         return Finding("control_plane", None, said, BROKEN, e.process)
     if e.on_disk:
         return Finding("storage", None, [beat, f"one of its threads waits for the disk of {e.run}"], BROKEN, e.run)
-    return Finding("control_plane", None, [beat, "without a majority of the supervisors it writes nothing", *_told(e)])
+    return Finding("control_plane", None, [beat, "it writes none without a majority of the supervisors", *_told(e)])
 
 
 def _told(e: Evidence) -> list[str]:

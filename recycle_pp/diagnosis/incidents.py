@@ -181,7 +181,7 @@ def _collective(renewed: Renewed, evidence: Evidence) -> Finding:
     worker = culprit(report) if report else None
     if report and worker:
         lacking = [w for w, sign in report.workers.items() if worker in sign.lacks]
-        said.append(f"{names(lacking)} lacked the part of {worker}; {worker} lacked no part")
+        said.append(f"{names(lacking)} lacked the part of {worker} in the sum; {worker} itself lacked no part")
     return Finding("stuck_collective", worker, said, BROKEN, f"{evidence.run}/hangs/step-{renewed.step:06d}.json")
 
 

@@ -126,7 +126,7 @@ def _of_lost_message(report: HangReport, members: dict[str, Sign]) -> Finding:
     silent = culprit(report)
     if silent is not None:
         lacking = [w for w, sign in report.workers.items() if silent in sign.lacks]
-        said.append(f"{names(lacking)} {_lack(lacking)} the part of {silent}; {silent} lacks no part")
+        said.append(f"{names(lacking)} {_lack(lacking)} the part of {silent} in the sum; {silent} itself lacks no part")
     return Finding("stuck_collective", silent, said)
 
 

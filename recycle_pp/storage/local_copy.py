@@ -179,7 +179,7 @@ class _Copy:
         total, done = kept + sum(one.size for one in needed.values()), kept + sum(one.size for one in begun.values())
         missing, free = total - done, shutil.disk_usage(self._home).free
         if missing > free:
-            raise StoreError(f"{self._url} needs {missing / 1e9:.2f} GB; the disk of {self._home} has {free / 1e9:.2f}")
+            raise StoreError(f"{self._url} needs {missing / 1e9:.2f} GB; {free / 1e9:.2f} GB are free in {self._home}")
         pieces = [
             (name, at, min(PIECE, one.size - at), one.version)
             for name, one in needed.items()

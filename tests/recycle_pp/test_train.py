@@ -143,9 +143,9 @@ MISTAKES = [
     # data
     (["data.path="], "data.path must name a text file, a folder of text or a .bin file, not ''"),
     (["data.path=/no/such/file"], "a .bin file, not '/no/such/file'"),
-    (["data.path=EMPTY_FILE"], "data.path must hold data"),
-    (["data.path=EMPTY_FOLDER"], "data.path must hold data"),
-    (["data.path=SHORT_FILE"], "data.path must hold at least one sample of model.sequence + 1 = 65 tokens"),
+    (["data.path=EMPTY_FILE"], "data.path must contain data"),
+    (["data.path=EMPTY_FOLDER"], "data.path must contain data"),
+    (["data.path=SHORT_FILE"], "data.path must contain at least one sample of model.sequence + 1 = 65 tokens"),
     (["data.path=SHORT_FILE", "model.sequence=16"], "data.validation_share must leave at least 33 held-out tokens"),
     (["data.path=hf://a/b:train"], "hf://a/b:train needs a data.tokenizer: a dataset from the hub contains text"),
     (["data.path=[SHORT_FILE,'hf://a/b']"], "hf://a/b needs a data.tokenizer"),

@@ -61,7 +61,7 @@ def cause_in_words(death: DeathDetected | DeathExplained | Death) -> str:
         "gpu": f"its GPU failed: {last}",
         "hang": f"stuck in {last}, so it was killed",
         "mismatch": f"{last}, so it was killed",
-        "quarantine": f"no worker may run on its GPU, {last}",
+        "quarantine": f"no worker may run on its GPU: {last}",
         "eviction": "its machine was reclaimed",
         "node_loss": "its node is lost",
         "exit": last,

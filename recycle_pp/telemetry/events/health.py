@@ -41,4 +41,4 @@ class HealthOver(WorkerEvent):
 
     def text(self) -> str:
         where = f" of {self.device}" if self.device != "host" else ""
-        return f"worker {self.worker}: the finding {self.signal}{where} is over"
+        return f"worker {self.worker}: the problem {self.signal}{where} is over"

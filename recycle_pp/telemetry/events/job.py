@@ -41,7 +41,7 @@ class UpdateSkipped(Event):
 
 
 class Repeated(Event):
-    """Finite gradients did not fit into the sums of `stages`. The step is repeated with other exponents. `attempt`:
+    """Finite gradients did not fit into the sums of `stages`. The step is repeated with different exponents. `attempt`:
     number of repetitions so far."""
 
     stages: list[int]
@@ -49,7 +49,7 @@ class Repeated(Event):
 
     def text(self) -> str:
         stages = f"stage{'s' * (len(self.stages) != 1)} {', '.join(map(str, self.stages))}"
-        return f"the fixed-point sums of {stages} need other exponents; the step is repeated with them"
+        return f"the fixed-point sums of {stages} need different exponents; the step is repeated with them"
 
 
 class WaitsForData(Event):

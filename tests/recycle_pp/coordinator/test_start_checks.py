@@ -49,7 +49,7 @@ def test_versions_are_compared_with_those_of_rank_0_even_if_its_result_arrives_l
     of.checks.checked(of.rank(2), MachineChecked(VERSIONS | {"torch": "2.12.1"}, []))
     of.checks.checked(of.rank(0), MachineChecked(VERSIONS, []))
     (line,) = of.print()
-    assert line.startswith("torch: 2.12.1 on host2 (needed: 2.13.0); install what rank 0's machine has")
+    assert line.startswith("torch: 2.12.1 on host2 (needed: 2.13.0); install the version of rank 0's machine")
 
 
 def test_versions_that_were_printed_before_the_result_of_rank_0_are_compared_later(of):
