@@ -29,7 +29,7 @@ from recycle_pp.fitting.machine import gpus, memory_of_a_worker
 from recycle_pp.fitting.problem_source import compile_planner
 from recycle_pp.fitting.shapes import Shape, best, shapes
 
-FEWEST, MOST = 2, 8  # workers on a machine without GPUs
+FEWEST, MOST = 2, 8  # limits on the number of workers on a machine without GPUs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

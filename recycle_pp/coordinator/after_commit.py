@@ -50,7 +50,7 @@ class AfterCommit:
             match note["event"]:
                 case "committed":
                     self._committed(note)
-                case "plan_adopted" if not self._placed:  # at the start
+                case "plan_adopted" if not self._placed:  # only once, at the start
                     self._placed = True
                     if warning := self._state.job.units.on_one_host():
                         self._state.recorder.say(warning)

@@ -128,7 +128,7 @@ class Child:
     def send(self, message: WorkerSpec | Ahead | CoordinatorAt) -> None:
         """Writes one line to the standard input of the process."""
         with suppress(BrokenPipeError):
-            os.write(self._stdin, msgspec.json.encode(message) + b"\n")  # never blocks: far below a pipe's 64 KiB
+            os.write(self._stdin, msgspec.json.encode(message) + b"\n")  # never blocks: a pipe has room for 64 KiB
 
     def send_signal(self, number: int) -> None:
         with suppress(ProcessLookupError):

@@ -56,7 +56,7 @@ def limit_wait(launch: Launch) -> None:
                 "answer. kill -9 ends torchrun now; a job run as root or with kernel.yama.ptrace_scope=0 does not wait",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
-        except OSError:  # the machine answered
+        except OSError:  # the machine answered, for instance with a refusal
             pass
 
 

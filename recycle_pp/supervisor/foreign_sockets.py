@@ -39,7 +39,7 @@ def connections_to(pid: int, port: int) -> Iterator[socket.socket]:
 def _is_socket(entry: Path) -> bool:
     try:
         return os.readlink(entry).startswith("socket:")
-    except FileNotFoundError:  # just closed
+    except FileNotFoundError:  # the process has just closed the descriptor
         return False
 
 

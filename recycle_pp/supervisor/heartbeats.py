@@ -32,7 +32,7 @@ class Heartbeats:
         self._settings: Settings | None = None
         self._standby: Standby | None = None
         self._watchdog: EventLoopWatchdog | None = None
-        self._watched: asyncio.Task[None] | None = None  # beats the watchdog
+        self._watched: asyncio.Task[None] | None = None  # calls `EventLoopWatchdog.beat` regularly
         self._unanswered = 0  # heartbeats since the coordinator's last message
 
     def begin(self, settings: Settings) -> None:

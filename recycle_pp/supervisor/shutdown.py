@@ -41,7 +41,7 @@ class Shutdown:
         self.reported: Stopping | None = None
         self._send = send
         self._at = 0.0
-        self._second: asyncio.Future[None] = loop.create_future()  # a second signal: the user does not want to wait
+        self._second: asyncio.Future[None] = loop.create_future()  # done at a second signal, which ends the wait early
         self._answer: asyncio.Future[EndsSoon | Evict] = loop.create_future()
 
     def listen(self) -> None:

@@ -29,7 +29,8 @@ def default_environment(settings: Mapping[str, Any]) -> dict[str, str]:
     parallel.backend=nccl, the variables of `comm.nccl.environment`. Variables that the user has set take precedence."""
     environment = {
         "OMP_NUM_THREADS": "1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's default is fastest first; `health.nvml` would watch another GPU
+        # NVML's order. With CUDA's default order, fastest first, `health.nvml` would watch another GPU.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # keeps torch's warnings out of the worker's log
     }
     if settings.get("parallel", {}).get("backend") == "nccl":
