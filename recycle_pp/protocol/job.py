@@ -92,7 +92,7 @@ class Job:
     stagger: bool = False
     copies: int = 0  # copies of each unit of a stage's state (parallel.copies); 0: one for each worker of the stage
     understudy: int = 0  # bytes per element of an understudy's copy of a stage (state.understudy); 0: no understudies
-    third: bool = False  # continue without a worker whose copy is wrong (control.mismatch)
+    third: bool = False  # whether to continue without a worker whose copy is wrong (control.mismatch)
     first_step: int = 0
     evaluate_every: int = 0
     evaluate_microbatches: int = 1  # micro-batches of each pipeline in one pass of a validation

@@ -85,7 +85,7 @@ def compare(
 
 def _groups(values: Mapping[Member, int]) -> list[list[Member]]:
     """Groups of holders with the same checksum, the largest last."""
-    found: dict[int, list[Member]] = {}  # by checksum
+    found: dict[int, list[Member]] = {}  # checksum -> holders
     for peer, value in values.items():
         found.setdefault(value, []).append(peer)
     return sorted(found.values(), key=len)

@@ -56,7 +56,7 @@ class Moving:
     due: bool = False
     announced: MoveWanted | None = None
     since: int = NEVER
-    _receivers: dict[int, set[Member]] = field(default_factory=dict)  # by stage
+    _receivers: dict[int, set[Member]] = field(default_factory=dict)  # stage -> its receivers
     _expecting: set[Member] = field(default_factory=set)  # members that may have received units of a move
 
     def begin(self, move: MoveWanted, live: Assignment, note: Noting) -> None:

@@ -126,7 +126,7 @@ class BackgroundStream:
         exit."""
         try:
             descriptor = self._stream.fileno()
-        except (OSError, ValueError):  # not a file, as in tests
+        except (OSError, ValueError):  # the stream is not a file, as in tests
             self._stream.write(text)
             return
         try:

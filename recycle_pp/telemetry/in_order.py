@@ -21,7 +21,7 @@ class Place:
     """A call in the queue."""
 
     call: Callable[[], object]
-    open: bool  # not ready to run
+    open: bool  # whether the call is not ready to run yet
 
 
 class InOrder:

@@ -45,7 +45,7 @@ class ProtocolLog:
         self._later = Background("protocol log", delay=DELAY_SECONDS)
         self._later.permitted = permitted
         self._file = -1
-        self._bytes = 0  # in the file
+        self._bytes = 0  # size of the file
         self._start: bytes | None = None  # snapshot of a new job, written with its first event
         self._left_out = False  # whether lines were left out since the last snapshot
         self._tried = 0.0  # monotonic time of the last snapshot

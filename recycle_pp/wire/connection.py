@@ -153,7 +153,7 @@ class Channel:
         """Closes the connection, from any thread. A pending `recv` raises ChannelClosed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        with self._receiving, self._sending:  # not while another thread uses the descriptor
+        with self._receiving, self._sending:  # waits until no other thread uses the descriptor
             self._socket.close()
 
 
@@ -327,7 +327,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._logged: dict[tuple[str, str], float] = {}
-        self._left = 1000  # lines
+        self._left = 1000  # number of lines that may still be logged
 
     def log(self, address: str, error: Exception) -> None:
         refusal = (address.rpartition(":")[0], str(error) or "no answer to the challenge in time")
