@@ -76,7 +76,8 @@ def newest_of(folder: Path, stored: Survey) -> Whole:
     for step in sorted({*here, *stored.damaged, stored.step} - {0}, reverse=True):
         wrong = damage(here[step], step) if step in here else stored.damaged.get(step)
         if wrong is None or step == stored.step:
-            # So that workers download the store's copy instead, and `checkpoint.keep` counts only intact ones.
+            # Without the damaged folders here, workers download the store's copy, and `checkpoint.keep` counts only
+            # intact checkpoints.
             for number in here.keys() & (damaged.keys() | ({step} if wrong else set())):
                 set_aside(here[number])
             return Whole(step, damaged)
