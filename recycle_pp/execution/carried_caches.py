@@ -124,7 +124,7 @@ class CarriedCaches:
 def _entries(cache: Path, since: float) -> Iterator[tuple[Path, list[str]]]:
     """(folder, names of its files) for each entry that has changed after the time `since`, in seconds since 1970."""
     for folder, inner, files in os.walk(cache):
-        if any(name.startswith("tmp.") for name in inner):  # Triton is writing there
+        if any(name.startswith("tmp.") for name in inner):  # Triton is still writing an entry
             inner[:] = []
             continue
         with suppress(FileNotFoundError):
@@ -168,7 +168,7 @@ def _unpack(path: Path, entry: Path) -> int:
     try:
         for name, content in files.items():
             (new / name).write_bytes(_relocated(content, entry) if name.startswith(GROUP) else content)
-        with suppress(OSError):  # another worker on this machine was first
+        with suppress(OSError):  # fails if another worker on this machine has already put the entry there
             new.rename(entry)
     finally:
         shutil.rmtree(new, ignore_errors=True)

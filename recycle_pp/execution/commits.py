@@ -177,7 +177,7 @@ class Commits:
             speaks = self._session.participant.speaks
         losses = reduced.losses.tolist() if self._stage.last else []
         self._faults.fire("vote", step)
-        self._session.send(  # before the vote, so that it has arrived when the step is committed
+        self._session.send(  # before the vote, so that the coordinator has it when it commits the step
             Measured(
                 step=step,
                 spans=pack(self._spans.take(step)),
@@ -189,7 +189,7 @@ class Commits:
             )
         )
         squares, finite, fits = reduced.squares, reduced.finite, reduced.fits
-        checksums, changed = self._optimizer.inspected(reduced)  # of the state after the previous step
+        checksums, changed = self._optimizer.inspected(reduced)  # both describe the state after the previous step
         held = array("q", checksums.values()).tobytes(), [self._stage.layout.ids[unit] for unit in changed]
         self._session.send(make_vote(orders.generation, step, squares, finite, fits, counts, losses, speaks, *held))
 
@@ -213,7 +213,8 @@ class Commits:
 
     def _steps_ahead(self, orders: Orders, step: int) -> bool:
         with self._session.lock:
-            self._session.check(orders)  # new orders may repeat the reduction
+            # Stops here if newer orders have arrived, because they may repeat the reduction.
+            self._session.check(orders)
             participant, reduced = self._session.participant, self.reduced[step]
             if participant.committed != step - 1 or participant.applied != step - 1:
                 return False
@@ -272,7 +273,8 @@ class Commits:
             return self._update(commit, speculated, decided)
         if outer.apply is not None:
             self._island.apply(outer)
-        # A joiner cannot derive these changes from the gradient, so it gets the state after all of them.
+        # If the outer step changes the state, a joiner cannot derive the new state from the gradient. `decided` is then
+        # called last, so that donors send the state after all changes.
         self._update(commit, speculated, (lambda: None) if outer.changes_state else decided)
         if outer.cut:
             self._island.cut(outer)

@@ -27,7 +27,7 @@ def caches() -> dict[str, Cache]:
 def folders() -> dict[str, Path]:
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     user = str(os.getuid())
-    with suppress(KeyError, OSError):  # this user id has no name
+    with suppress(KeyError, OSError):  # the system knows no name for this user id
         user = getpass.getuser()
     inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{user}"
     return {"triton": Path(os.environ.get("TRITON_CACHE_DIR") or f"{home}/.triton/cache"), "inductor": Path(inductor)}
@@ -39,7 +39,7 @@ def compiling(seconds: dict[str, float]) -> Iterator[None]:
 
     seconds: filled with kernel -> seconds of its compilations; kernels that come from a cache are not counted
     """
-    from triton import knobs  # imported here, because a CPU needs no Triton
+    from triton import knobs  # imported here, because workers on a CPU do not need Triton
 
     def listener(*, src: Any, times: Any, cache_hit: bool, **about: Any) -> None:
         if not cache_hit:

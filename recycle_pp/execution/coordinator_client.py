@@ -74,7 +74,8 @@ class CoordinatorClient:
     def send(self, message: Message) -> None:
         with self._sending:
             if is_lasting(message):
-                # Keeps two `Measured`, because this worker may have measured the next step when a commit is lost.
+                # Keeps two `Measured`, because the commit of a step may be lost after this worker has measured the next
+                # step.
                 kind = type(message), message.step % 2 if isinstance(message, Measured) else 0
                 self._lasting.pop(kind, None)  # so that the new message is inserted at the end
                 self._lasting[kind] = message
@@ -109,4 +110,4 @@ class CoordinatorClient:
         for place in later_addresses():
             self._places.put((place.host, place.port))
             if self._channel is not None:
-                self._channel.close()  # ends a `recv` from the previous coordinator, which may hang
+                self._channel.close()  # ends a blocked `recv`, because the previous coordinator may hang

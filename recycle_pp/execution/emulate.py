@@ -94,7 +94,7 @@ class StillOptimizer(StageOptimizer):
 
     def _update(self, reduced: Reduced, step: int, scale: float, ahead: bool) -> None:
         for held in self.held.values():
-            held.before = held.state  # for `undo`
+            held.before = held.state  # the state that `undo` restores
 
     def _learn(self, reduced: Reduced) -> None:
         pass

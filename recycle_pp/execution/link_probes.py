@@ -21,7 +21,7 @@ from recycle_pp.wire.messages.members import Member
 from .device import finisher
 
 TAG = 2**25 - 1  # the largest tag of TCP, far above those of a step's tensors
-OVER = -1  # the header of the last message
+OVER = -1  # header that ends the measurement of a pair
 
 
 def measure(

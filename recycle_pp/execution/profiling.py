@@ -47,7 +47,7 @@ class Profiling:
             self._first, self._last = commit.step + 1, commit.step + self._wanted
             self._wanted = 0
             try:
-                # torch.profiler.profile would import torch._inductor here, for seconds.
+                # Not torch.profiler.profile, because it would import torch._inductor here, which takes seconds.
                 self._profile = profile(use_device=self._device, use_kineto=True)
                 self._profile.__enter__()
             except RuntimeError as error:
@@ -56,9 +56,9 @@ class Profiling:
 
     def close(self) -> None:
         if self._profile is not None:
-            self._profile.__exit__(None, None, None)  # otherwise the process would crash at its end
+            self._profile.__exit__(None, None, None)  # a process that ends during a recording would crash
             self._profile = None
-            self._send(Profiled("", 0, "it has ended, or plays another worker now"))
+            self._send(Profiled("", 0, "the worker has ended or taken over another role"))
 
     def _end(self, last: int) -> None:
         recorded, self._profile = self._profile, None

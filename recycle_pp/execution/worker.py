@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.fx.experimental.symbolic_shapes  # otherwise imported while others wait for the first backward
+import torch.fx.experimental.symbolic_shapes  # otherwise the first backward imports it while peers wait
 from msgspec import structs
 
 from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
@@ -103,7 +103,7 @@ def main(spec: WorkerSpec) -> int:
     lifeline.hold()
     threading.excepthook = lambda failed: _die(spec, failed)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # for _watch_for_eviction
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # `_watch_for_eviction` receives the signal instead
     try:
         return Process(spec, Doing(Board(lifeline.memory))).run()
     except BaseException as error:
@@ -218,8 +218,8 @@ class Process:
                 self._doing.starts("inputs")
                 island = Client(settings, optimizer, session.send)
                 at = checkpoint.position_in(path) if welcome.resume else None
-                # In a running job the others keep training, so the wait is unlimited. In a resumed job they wait for
-                # this worker.
+                # In a running job the other workers keep training, so the wait is unlimited. In a resumed job they wait
+                # for this worker.
                 running = self._spec.incarnation > 0 or welcome.joins
                 patience = math.inf if running else RESUME_SECONDS if welcome.resume else 0.0
                 outer = island.open(at, patience, None if running or welcome.resume else stage.module.origin)
@@ -283,7 +283,7 @@ class Process:
 
         following.relaid, following.follows = relaid, lambda layout: describe(layout.described)
         following.room = lambda elements: (elements * bytes_per_element(settings), free_bytes(device))
-        # Every worker starts this, because a worker becomes a joiner if the other workers start without it.
+        # Every worker may become a joiner, because the other workers may start the job without it.
         following.start(session.send)
         self._watch_for_eviction(session)
         try:
@@ -320,7 +320,7 @@ class Process:
     def _refuse(self, error: ValueError, session: Session | None = None) -> int:
         """Stops the job with the error's message, because the input is invalid, and waits for the end of the job. If
         this process ended at once, the coordinator could notice its end before the message arrives."""
-        if error.__cause__ is not None:  # the sentence quotes only one line of the cause
+        if error.__cause__ is not None:  # the message contains only one line of the cause
             traceback.print_exception(error.__cause__)
         self._client.send(CannotRun(str(error)))
         while session is None and not isinstance(self._client.recv(), Exit | Leave):

@@ -27,7 +27,7 @@ class WorkerLog:
         self._again = False
 
     def write(self, sentence: str) -> None:
-        with suppress(OSError):  # training continues on a full disk
+        with suppress(OSError):  # a full disk must not stop the training
             print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} worker {self._worker}: {sentence}", flush=True)
 
     def received(self, message: Message) -> None:
