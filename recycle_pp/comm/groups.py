@@ -220,7 +220,8 @@ class GroupTransport:
             return
         self._kind.abort([end.group for end in ends])
         closing = threading.Thread(target=let_go, args=(ends,), name="recycle-close", daemon=True)
-        closing.start()  # before it is in `_closing`, because `close` may join it from another thread
+        # Starts the thread before adding it to `_closing`, because `close` joins these threads, from another thread.
+        closing.start()
         self._closing = [*(thread for thread in self._closing if thread.is_alive()), closing]
 
     def _of(self, generation: Generation) -> Groups:

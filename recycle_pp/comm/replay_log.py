@@ -75,7 +75,7 @@ class Parked:
         with torch.cuda.stream(beside):
             self._host.copy_(tensor, non_blocking=True)
             self._copied = beside.record_event()
-        tensor.record_stream(beside)  # the memory of `tensor` is not reused before the copy is done
+        tensor.record_stream(beside)  # keeps the memory of `tensor` until the copy is done
 
     @property
     def nbytes(self) -> int:

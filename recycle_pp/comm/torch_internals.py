@@ -92,7 +92,7 @@ def start_connections(backend: Any) -> Any:
     """
     import torch
 
-    return backend.recv_anysource([torch.empty(1, dtype=torch.uint8)], MAX_TAG)  # a tag without messages
+    return backend.recv_anysource([torch.empty(1, dtype=torch.uint8)], MAX_TAG)  # no message uses this tag
 
 
 def shutdown_connections(listener: Address, peers: Collection[Address]) -> int:
@@ -195,7 +195,7 @@ def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any
 # ------------------------------------------------------------------------------------------------------- ProcessGroup
 
 # Operations that a subclass of ProcessGroup must forward. `Backend` cannot be subclassed in Python. ProcessGroup can,
-# and C++ calls these methods of the subclass (PyProcessGroup.hpp). An older torch does not call the newer ones.
+# and C++ calls these methods of the subclass (PyProcessGroup.hpp). An older torch does not call the newer methods.
 OPERATIONS = (
     "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
     "all_gather_single_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single",

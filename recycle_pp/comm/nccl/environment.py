@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 Version = tuple[int, int, int]
 
-# Names: NCCL's user guide, "Environment Variables".
+# NCCL's user guide describes these variables under "Environment Variables".
 ENVIRONMENT = {
     "NCCL_RUNTIME_CONNECT": "0",  # otherwise each algorithm connects at its first use, in the middle of a step
     "NCCL_NVLS_ENABLE": "0",  # communicators with NVLS cannot be aborted and rebuilt in the same process

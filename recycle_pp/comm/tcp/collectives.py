@@ -56,7 +56,7 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], slot: i
     messages = [route.send(piece, slot) for k, route in others for piece in by_worker[k]]
     # Each sum overwrites this worker's contribution, which the sender of the sum has already received.
     messages += [route.receive(piece, slot) for k, route in others for piece in by_worker[k]]
-    _wait(whole)  # before they are overwritten
+    _wait(whole)  # because the sums below overwrite the small tensors
     for number, (out, *received) in enumerate(zip(mine, *inboxes, strict=True)):
         _wait([arriving[number] for arriving in contributions])
         _add(out, received)

@@ -170,7 +170,7 @@ class Mesh:
         self._handshakes.close()
         self._selector.close()
         self._listener.close()
-        with self._lock:  # `close` may still be about to write to the bell
+        with self._lock:  # in case `close` is about to write to the bell
             os.close(self._bell)
 
     def _update(self, now: float) -> None:
