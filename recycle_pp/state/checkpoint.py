@@ -134,7 +134,8 @@ def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[s
     Raises ValueError if a tensor or a box is missing from all parts, or if a file is too short.
     """
     place, final = temporary(folder, step), Path(folder) / name(step)
-    if not place.is_dir() and any((final / part).is_dir() for part in parts):  # a part's name contains a random number
+    # Already finished, because names of parts contain a random number, so no other checkpoint has these parts.
+    if not place.is_dir() and any((final / part).is_dir() for part in parts):
         return final
     table, data = merged(place, parts)
     write_synced(place / TABLE, table)
@@ -178,7 +179,7 @@ def _delete_all_but(final: Path, files: Collection[str]) -> None:
     step, and the parts' own tables of contents."""
     for path in sorted(final.rglob("*"), reverse=True):  # a folder after its content
         if path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # not empty
+            with suppress(OSError):  # the folder is not empty
                 path.rmdir()
         elif str(path.relative_to(final)) not in files:
             with suppress(OSError):

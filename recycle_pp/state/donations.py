@@ -220,7 +220,7 @@ class _Donor(threading.Thread):
         except TransferError as error:
             _log.info("stopped sending state to %s: %s", address, error)
             self._report(StreamLost(self._message.session))
-        except KeyError as error:  # the unit has moved away, or has not arrived yet: the executor copies it later
+        except KeyError as error:  # the unit has moved to another stage, or has not arrived yet
             _log.info("stopped sending state: this worker does not hold unit %s", error)
             self._report(StreamLost(self._message.session))
 
@@ -246,7 +246,7 @@ class _Donor(threading.Thread):
             return
         units = self._part(sent, newest.layout)
         part = self._optimizer.copy(units, newest=newest.step)
-        if part is None:  # the state is speculative, or older or newer than the last commit sent: wait
+        if part is None:  # not the state after the last commit sent: speculative, older or newer
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting, timeout=0.001)
             return

@@ -125,8 +125,8 @@ class Exchange:
     def weights(self, shares: Shares, peers: Sequence[Member], known: bool) -> None:
         """Sends the weights of each unit from its first holder to the peers that do not hold the unit.
 
-        Receives them into memory of their own and then copies them. If their sender is suspended in the middle of a
-        message, the rest may arrive steps later, and would overwrite newer weights.
+        Receives the weights into separate memory and then copies them. If a sender is suspended in the middle of a
+        message, the rest of the message may arrive steps later. It must not overwrite newer weights.
 
         known: whether this worker already has these weights. If so, their autograd version does not change, because
             micro-batches in flight still use them.

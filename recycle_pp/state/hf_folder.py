@@ -145,7 +145,7 @@ class Exported:
             copy_files(self._folder, ("generation_config.json",), folder)
         has_tokenizer = write_tokenizer(self._run, self._folder, folder)
         if self.config is not None:
-            # transformers would assume that the tokens 1 and 2 begin and end a text
+            # without these entries transformers would assume that the tokens 1 and 2 begin and end a text
             ends = {"eos_token_id": self.separator, "bos_token_id": None, "pad_token_id": None}
             config = self.config | (ends if self._described else {})
             write_json(folder / "config.json", config)
@@ -228,7 +228,7 @@ def of_run(
             path = _checkpoint(run, step)
             return kind(settings, path, dtype, vector), path
         except (ValueError, OSError):
-            if last or finished(run.checkpoints) == before:  # the job has not deleted a checkpoint meanwhile
+            if last or finished(run.checkpoints) == before:  # the job has not deleted a checkpoint
                 raise
     raise AssertionError("the last try returns or raises")
 

@@ -51,7 +51,7 @@ def separator(run: Mapping[str, Any], origin: Path | None) -> int | None:
     data, place = run["data"], _place(run, origin)
     if place == tokenizer.BYTES:
         return 0
-    with suppress(ValueError, OSError):  # a tokenizer may name no such token, and files of tokens may be gone
+    with suppress(ValueError, OSError):  # a tokenizer may define no such token, and token files may have been deleted
         if place is not None:
             return tokenizer.end_of_text(tokenizer.definition(place), data.get("separator"))[1]
         described = filter(None, map(describe, map(local, paths(data.get("path")))))
@@ -64,7 +64,7 @@ def answer_end(run: Mapping[str, Any]) -> int | None:
     place = run["data"].get("tokenizer")
     if run["data"].get("format") != "chat" or place is None:
         return None
-    with suppress(ValueError):  # the folder of the tokenizer may be gone
+    with suppress(ValueError):  # the folder of the tokenizer may have been deleted
         return ChatTemplate(place).end
     return None
 

@@ -114,7 +114,7 @@ class StageSaving:
         part = f"{self._worker.stage}-{self._worker.pipeline}"
         state = pieces(self._optimizer, self._stage, self._optimizer.held if units is None else units)
         saving = self._saver.save(step, part, state, tensors_of(self._stage), final=last)
-        self._inject("checkpoint", step - 1)  # while the part is being written
+        self._inject("checkpoint", step - 1)  # this fault fires while the part is being written
         arguments = (step, saving, units is None)
         threading.Thread(target=self._report, args=arguments, name="saved", daemon=True).start()
 

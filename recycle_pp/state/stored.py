@@ -99,7 +99,7 @@ class StoredCheckpoints:
         if not self.store.put_if_absent(_seal(step), seal):
             if self.damage(step) is None:
                 return False
-            self.store.delete([_seal(step)])  # damaged; from before the job restarted from an older checkpoint
+            self.store.delete([_seal(step)])  # a damaged checkpoint, made before the job restarted from an older one
             if not self.store.put_if_absent(_seal(step), seal):
                 return False
         self.store.put(NEWEST, str(step).encode())
@@ -120,7 +120,7 @@ class StoredCheckpoints:
         self.store.delete(_seal(number) for number in unwanted)
         found = {number for folder in self.store.folders(ROOT) if (number := step_of(folder)) is not None}
         for number in sorted(found - kept):
-            # A listing may lack a new seal.
+            # `is_sealed` looks up the seal itself, because a listing may lack a new seal.
             if (number < step or number in unwanted) and not self.is_sealed(number):
                 self.store.delete(self.store.list(f"{ROOT}/{name(number)}"))
 
@@ -168,7 +168,7 @@ class StoredCheckpoints:
                     return f"{self.store.url}/{_object(step, file)} has {now} bytes, expected {size}"
         except ValueError as error:
             if isinstance(error, StoreError) and not isinstance(error, Absent):
-                raise  # this error is not about the checkpoint
+                raise  # the store failed, which says nothing about the checkpoint
             return str(error)
         return None
 
@@ -198,7 +198,7 @@ class StoredCheckpoints:
             sync(place)
             rename(place, final)
             for number, path in finished(folder).items():
-                if number < step and self.is_sealed(number):  # without a shared folder nothing else deletes it
+                if number < step and self.is_sealed(number):  # nothing else deletes it from a node's own disk
                     shutil.rmtree(path, ignore_errors=True)
             return final
 

@@ -116,7 +116,8 @@ class Ties:
         forwarded: list[Pending] = []
         for unit in self.units:
             grad = grads.get(unit)
-            if grad is not None and unit not in mine:  # new memory, because a late message may write to it
+            if grad is not None and unit not in mine:
+                # Receives into new memory, because the message may still arrive after an abort.
                 grad = torch.empty_like(grad)
                 arriving.append((unit, grad))
             forwarded += self._forward(unit, table[unit], grad, TIED_GRADIENTS)
