@@ -124,7 +124,7 @@ class StageOptimizer:
         seal = vectors.pop() if self._seals else None
         if not self._rounds:
             mine = self.tensors.flat[span]
-            mine.data.copy_(master)  # in place: micro-batches in flight may have used these weights
+            mine.data.copy_(master)  # keeps the autograd version, because micro-batches in flight may use these weights
             master = mine
         self.held[unit] = Held(range(unit, unit + 1), self._names(unit), (master, *vectors), seal=seal)
         self._round(span, master)
@@ -170,7 +170,7 @@ class StageOptimizer:
         with self._lock:
             for unit, vectors in values.items():
                 own = dict(zip(self._names(unit), self.vectors(unit), strict=True))
-                self.held[unit].inspect()  # before the change, because the new seal would hide an earlier one
+                self.held[unit].inspect()  # before the replacement, because the new seal would hide earlier damage
                 for name, vector in vectors.items():
                     own[name].copy_(vector)
                 if "model" in vectors:
@@ -220,7 +220,8 @@ class StageOptimizer:
                 rest[name] = rest[name][count:]
             own = parcel if self._whole else [to.copy_(of) for to, of in zip(self.room(unit), parcel, strict=True)]
             self.put(unit, own)
-        self.tensors.changed()  # not in `put`, because micro-batches in flight keep their copies of the weights
+        # `put` does not call this, because it may run while micro-batches in flight still use copies of the weights.
+        self.tensors.changed()
 
     @torch.no_grad()
     def follow(self, reduced: Reduced, step: int, scale: float) -> None:
@@ -413,7 +414,7 @@ class StageOptimizer:
         for held, units, place, size in self._pieces(reduced.units):
             if ahead and held.before is None:
                 held.before = self._vectors(held.units)
-            held.inspect()  # before the update, because the new seal would hide a change
+            held.inspect()  # before the update, because the new seal would hide earlier damage
             state, kept = parts(held.state, place), parts(held.before, place) if ahead and held.before else None
             self._launch(units, state, reduced.flat[start : start + size], self.lr(step), step, scale, kept)
             self._round(self._layout.span(units), state[0])

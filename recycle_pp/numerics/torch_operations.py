@@ -136,7 +136,7 @@ def adamw(
             )
             mean.copy_(wide_mean)
             square.copy_(wide_square)
-            del wide_mean, wide_square  # before the copies of the next block
+            del wide_mean, wide_square  # frees them before the next block is copied
 
 
 def _blocks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
