@@ -29,7 +29,8 @@ def find(path: str) -> str | None:
     prefix = path.removesuffix(".idx").removesuffix(".bin")
     try:
         with open(prefix + ".idx", "rb") as file:
-            named = path != prefix + ".bin"  # else checks the magic, because nanoGPT's .bin may have an unrelated .idx
+            # For a path to a .bin, checks the magic of the .idx, because it may be unrelated to a .bin of nanoGPT.
+            named = path != prefix + ".bin"
             return prefix if named or file.read(len(MAGIC)) == MAGIC else None
     except OSError:
         return None

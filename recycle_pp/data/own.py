@@ -55,7 +55,7 @@ class OwnSamples:
         self.held_outs = int(length * data.validation_share)
         self.windows = length - self.held_outs
         if self.windows < 1:
-            raise ValueError(f"{self.name} has {length} samples, and {self.held_outs} of them are held out")
+            raise ValueError(f"{self.name} has {length} samples, of which {self.held_outs} are held out")
         self._length, self._first = length, self.windows
         self._order = Order([self.windows], None, settings.run.seed, settings.islands.cut)
         self.windows //= settings.islands.cut[1]

@@ -1,6 +1,6 @@
 """A keyed pseudo-random permutation of range(n), computed without a table.
 
-permuted(i, n, (seed, epoch))     # another number of range(n) for every i of range(n); takes microseconds
+permuted(i, n, (seed, epoch))     # a different number of range(n) for every i of range(n); takes microseconds
 """
 
 from __future__ import annotations

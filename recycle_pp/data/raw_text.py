@@ -14,8 +14,8 @@ import numpy as np
 
 from .source import TokenSource
 
-SKIPPED = {"site-packages", "dist-packages", "test", "tests"}  # folders without text of the library itself
-COMPILED = "__pycache__"  # no text in any corpus
+SKIPPED = {"site-packages", "dist-packages", "test", "tests"}  # folders with no source files of Python's own library
+COMPILED = "__pycache__"  # a folder with this name contains no text, whatever the corpus
 
 
 def read(path: str | None) -> TokenSource:

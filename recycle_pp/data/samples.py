@@ -98,7 +98,7 @@ class Samples:
         if (largest := int(tokens.max())) >= self._vocabulary:
             raise UserMistake(
                 f"data.path: {name} contains token {largest}; model.vocabulary must be at least {largest + 1}, "
-                f"it is {self._vocabulary}"
+                f"but it is {self._vocabulary}"
             )
         if tokens.dtype.kind == "i" and int(tokens.min()) < 0:
             raise UserMistake(f"data.path: {name} contains token {int(tokens.min())}, but tokens must be at least 0")

@@ -149,7 +149,7 @@ def _tokenised(settings: Settings, key: str, path: str, report: Reporter | None)
     if not out.exists() and (needed := recipe.vocabulary) > vocabulary:
         raise ValueError(
             f"data.tokenizer={settings.data.tokenizer} has {needed} tokens; "
-            f"model.vocabulary must be at least {needed}, it is {vocabulary}"
+            f"model.vocabulary must be at least {needed}, but it is {vocabulary}"
         )
     try:
         tokenise(recipe, out, (lambda now: report(path, now)) if report else lambda now: None)

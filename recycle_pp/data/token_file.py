@@ -63,7 +63,7 @@ def read(path: str, dtype: str, vocabulary: int, sequence: int | None = None) ->
         if description.vocabulary > vocabulary:
             raise ValueError(
                 f"{path} was made by a tokenizer with {description.vocabulary} tokens; "
-                f"model.vocabulary must be at least {description.vocabulary}, it is {vocabulary}"
+                f"model.vocabulary must be at least {description.vocabulary}, but it is {vocabulary}"
             )
         dtype = description.dtype
     elif dtype == "auto":
@@ -89,7 +89,7 @@ def _check_format(path: str, packed: Packed | None, sequence: int | None) -> Non
     if sequence is not None and packed is not None and packed.sequence != sequence:
         raise ValueError(
             f"{path} contains samples of {packed.sequence} tokens; model.sequence must be {packed.sequence}, "
-            f"it is {sequence}"
+            f"but it is {sequence}"
         )
 
 

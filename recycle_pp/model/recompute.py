@@ -3,7 +3,7 @@
     y = recomputed(layer, x, *arguments)        # layer: a function of x that is deterministic given its arguments
 
 `torch.utils.checkpoint` does the same and more, but imports torch's compiler, which takes a second in each worker.
-No random state is saved: dropout is keyed, so the second run draws the same numbers.
+No random state is saved, because dropout is keyed and the second run draws the same numbers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 folder = Folder(Path("SmolLM2-135M"))
 folder.read("model.norm.weight")        # only that tensor, in the dtype of the file
 folder.find("lm_head.weight")           # None if missing
-folder.refuse_others(names)             # raises ValueError if the files hold tensors that the model does not have
+folder.refuse_others(names)             # raises ValueError if the files contain tensors that the model does not have
 initial("norm.weight", value, shape)    # the value, if it can be the initial value of a parameter of this shape
 folder_digest(Path("SmolLM2-135M"))     # equal for folders with equal configuration and weights
 """
@@ -57,7 +57,7 @@ class Folder:
         self._path, self._prefix = path, f"{prefix}." if prefix else ""
         if (method := _quantization(path)) is not None:
             raise ValueError(
-                f"model.path={path} holds quantised weights ({method}), which cannot be trained; take a folder with "
+                f"model.path={path} contains quantised weights ({method}), which cannot be trained; use a folder with "
                 "bfloat16 or float32 weights"
             )
         index, single = path / "model.safetensors.index.json", path / "model.safetensors"
@@ -76,8 +76,8 @@ class Folder:
         if found is None:
             some = ", ".join(sorted(self._files)[:3])
             raise ValueError(
-                f"model.path={self._path} holds no {name} (but {some}, ...): transformers converts such files as it "
-                f"loads them; rewrite the folder with {REWRITE}"
+                f"model.path={self._path} does not contain {name} (it contains {some}, ...), because transformers "
+                f"converts such files as it loads them; rewrite the folder with {REWRITE}"
             )
         return found
 
@@ -89,35 +89,41 @@ class Folder:
         return None
 
     def refuse_others(self, names: Collection[str], ignored: Collection[str] = ()) -> None:
-        """names: of all tensors of the model; ignored: patterns of further names that the files may have."""
+        """Raises ValueError if the files contain tensors that the model does not have.
+
+        names    names of all tensors of the model
+        ignored  patterns of further names that the files may contain
+        """
         known = {*names, *(name.removeprefix(self._prefix) for name in names)}
         unused = re.compile("|".join([*COMPUTED, *ignored]))
         if others := sorted(name for name in self._files if name not in known and not unused.search(name)):
             raise ValueError(
-                f"model.path={self._path} holds {others[0]}{', ...' * (len(others) > 1)}, and the model has no such "
-                "tensor: either transformers converts such files as it loads them, or the config.json belongs to "
+                f"model.path={self._path} contains {others[0]}{', ...' * (len(others) > 1)}, but the model has no "
+                "such tensor: either transformers converts such files as it loads them, or the config.json belongs to "
                 f"other weights; rewrite the folder with {REWRITE}"
             )
 
 
 def initial(name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
-    """`value`, which a file holds for the parameter `name`. Raises ValueError if it has another shape, or integers or
-    float8, which mean nothing without their scales."""
+    """`value`, which a file contains for the parameter `name`.
+
+    Raises ValueError if its shape is not `shape`, or if it has a dtype (integers, float8) whose values mean nothing
+    without their scales."""
     if value.shape != torch.Size(shape):
         raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(shape)} in the model")
     if not value.is_floating_point() or value.dtype.itemsize == 1:
         raise ValueError(
-            f"{name} is {str(value.dtype).removeprefix('torch.')} in the file, so it is quantised; take a folder with "
+            f"{name} is {str(value.dtype).removeprefix('torch.')} in the file, so it is quantised; use a folder with "
             "bfloat16 or float32 weights"
         )
     return value
 
 
 def _quantization(path: Path) -> str | None:
-    """How config.json says that the weights are quantised; None if they are not."""
+    """The quantisation method that config.json names; None if the weights are not quantised."""
     try:
         found = json.loads((path / "config.json").read_text()).get("quantization_config")
-    except (OSError, ValueError, AttributeError):  # a folder for model=custom may have none, or another one
+    except (OSError, ValueError, AttributeError):  # model=custom does not need the file, and allows other content
         return None
     return found and str(found.get("quant_method", "quantization_config"))
 

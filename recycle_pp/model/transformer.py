@@ -182,7 +182,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """The attention of queries (b, heads, T, d) to keys and values (b, kv_heads, T, d); mask: see `Attention`."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and mask is not None and q.is_cuda:
-        # With a mask, only torch's slow and large reference kernel takes groups on a GPU.
+        # On a GPU with a mask, only torch's reference kernel supports groups, and it is slow and needs much memory.
         k, v = (part.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for part in (k, v))
         groups = 1
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=groups > 1)

@@ -120,7 +120,8 @@ def test_a_token_outside_the_vocabulary_ends_the_job_with_one_sentence_and_no_de
     tokens[17000] = 999
     tokens.tofile(tmp_path / "poisoned.bin")
     says = (
-        f"data.path: {tmp_path / 'poisoned.bin'} contains token 999; model.vocabulary must be at least 1000, it is 256"
+        f"data.path: {tmp_path / 'poisoned.bin'} contains token 999; model.vocabulary must be at least 1000, "
+        "but it is 256"
     )
     data = (f"data.path={tmp_path / 'poisoned.bin'}",)
     outcome, last = run(runs, Case("a poisoned sample", "3x2", data, steps=200, deaths=0, ends=says))

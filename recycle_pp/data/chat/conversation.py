@@ -36,8 +36,8 @@ def conversation_of(record: Mapping[str, Any], column: str) -> Conversation:
         return Conversation(_messages(record[column], column, "user"), tools)
     if record.get("prompt") is None or record.get("completion") is None:
         raise ValueError(
-            f"there is neither {column!r} nor 'prompt' and 'completion', but {', '.join(record)}; data.column names "
-            "the column with the messages"
+            f"this record has neither {column!r} nor both 'prompt' and 'completion'; it has {', '.join(record)}. "
+            "data.column names the column with the messages"
         )
     prompt = _messages(record["prompt"], "prompt", "user")
     return Conversation(prompt + _messages(record["completion"], "completion", "assistant"), tools, len(prompt))

@@ -48,7 +48,7 @@ class ChatTemplate:
         except ImportError:
             raise ValueError("data.format=chat needs transformers: pip install -e '.[hf]' in the clone of recycle_pp") \
                 from None  # fmt: skip
-        logging.set_verbosity_error()  # otherwise warns if the tokenizer's model does not allow such long conversations
+        logging.set_verbosity_error()  # no warning for conversations longer than the tokenizer's model allows
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(local_copy.place(place)), local_files_only=True)
             template = self._tokenizer.get_chat_template()
@@ -92,7 +92,7 @@ class ChatTemplate:
             ids, counted = self.encode(
                 Conversation([{"role": "user", "content": "a"}, {"role": _ASSISTANT, "content": "b"}])
             )
-        except ValueError:  # the template demands other messages
+        except ValueError:  # the template rejects these two messages
             return None
         known = self._tokenizer.added_tokens_decoder
         return next((int(of) for of in reversed(ids[counted]) if int(of) in known and known[int(of)].special), None)

@@ -43,7 +43,7 @@ def _record(line: bytes, place: str) -> Any:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place}: this line is not JSON ({str(error) or type(error).__name__})") from None
-    if b"\\ud" in line.lower():  # may be half of a surrogate pair
+    if b"\\ud" in line.lower():  # the record may contain half of a surrogate pair, which UTF-8 cannot encode
         record = json.loads(json.dumps(record, ensure_ascii=False).encode(errors="replace"))
     return record
 

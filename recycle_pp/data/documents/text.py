@@ -19,8 +19,8 @@ LONGEST = 1 << 22  # bytes after which a piece with no suitable place is cut bet
 CUTS = 2  # version of the rule for cutting; after a change, existing token files are no longer used
 # White space of two and three bytes: U+0085, U+00A0, U+1680, U+2000 to U+200A, U+2028, U+2029, U+202F, U+205F, U+3000.
 _TWO, _THREE = rb"\xc2[\x85\xa0]", rb"\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
-# Not before a slash, because GPT-4o's pre-tokenizer joins punctuation, line breaks and slashes. Two more bytes are
-# needed to tell whether a character is white space.
+# A piece does not end before a slash, because GPT-4o's pre-tokenizer joins punctuation, line breaks and slashes. The
+# pattern requires two more bytes, because a white-space character may have three.
 LINE = re.compile(rb"(?s:(?<=\S)(?<!%b)(?<!%b)\n(?=[^\s/]..)(?!%b|%b))" % (_TWO, _THREE, _TWO, _THREE))
 WORD = re.compile(rb"(?<=[A-Za-z])(?= [A-Za-z])")
 

@@ -1,4 +1,4 @@
-"""The data flow between a model's layers, from one run on fake tensors. No values are computed: 70B take a second.
+"""The data flow between a model's layers, from one run on fake tensors, which takes a second for a 70B model.
 
     outline = dry_run(source, batch, autocast=False)
     outline.boundary(4)           # tensors that cross the cut before layer 4: [(argument places, Boundary), ...]
@@ -198,8 +198,8 @@ def layers_of(model: nn.Module, name: str) -> nn.Module:
         if name and isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential) and len(container):
             return container
     lists = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m)]
-    raise ValueError(f"model.layers must name a list of layers of the model, {', '.join(lists) or 'and it has none'}; "
-                     f"not {name!r}")  # fmt: skip
+    known = f"its lists are {', '.join(lists)}" if lists else "it has none"
+    raise ValueError(f"model.layers: {name!r} is not a list of layers of the model; {known}")
 
 
 def outside(model: nn.Module, container: nn.Module) -> Iterable[tuple[str, nn.Module]]:

@@ -39,7 +39,7 @@ def inject(model: nn.Module, of: Model) -> None:
         if weight is embedding:
             raise ValueError(f"model.lora.targets: {name} shares its weights with the embedding")
         for adapter in (module.lora_A, module.lora_B):
-            adapter.to(weight.dtype)  # peft does this except on `meta`
+            adapter.to(weight.dtype)  # peft itself does this, except for weights on `meta`
 
 
 def drawn(model: nn.Module, of: Model, seed: int) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def drawn(model: nn.Module, of: Model, seed: int) -> dict[str, Tensor]:
     model: the model without adapters and without memory; cannot be used afterwards"""
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None:  # peft moves adapters to the device of the adapted weights
+            if parameter is not None:  # a CPU placeholder, because peft moves adapters to the device of the weights
                 module._parameters[name] = nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -172,7 +172,7 @@ class Part:
         if self._outline.weighs:  # at least one item, because without any label the sum of the losses is 0
             count = (batch.labels != IGNORED).sum().float().clamp(min=1)
             items = count if batch.items is None else torch.tensor(batch.items or 1.0)
-        elif batch.counted == 0:  # the mean over no label would be NaN, and so may be its gradient; `share_of` takes 0
+        elif batch.counted == 0:  # avoids a NaN as the mean over no label; `share_of` multiplies it by 0
             batch = replace(batch, labels=torch.zeros_like(batch.labels))
         try:
             loss = self._source.loss(self.model, batch, items, batch.labels)
@@ -193,7 +193,7 @@ class Part:
             if value is not None and value.shape == buffer.shape:
                 buffer = value.to(buffer.dtype).clone()
             model.get_submodule(owner)._buffers[attribute] = buffer.to(self._device)
-        for name in self._outline.bare:  # code outside the modules runs on every stage
+        for name in self._outline.bare:  # used by code outside the modules, which runs on every stage
             owner, _, attribute = name.rpartition(".")
             zero = torch.zeros((), dtype=self._source.dtype, device=self._device)
             of = self._outline.canonical[name]

@@ -82,7 +82,7 @@ class Custom:
         if not isinstance(built, nn.Module):
             raise ValueError(f"{self.name} must return an nn.Module, not {type(built).__name__}")
         dtype = dtype or self.dtype
-        return built if dtype == torch.float32 else built.to(dtype)  # buffers too, as torch does
+        return built if dtype == torch.float32 else built.to(dtype)  # converts buffers too
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
         given = {"num_items_in_batch": items, **batch.more}
@@ -145,7 +145,7 @@ class HuggingFace:
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
         """The model's own loss. The argument `labels` only makes the model compute a loss; the shifted labels are
         passed as `shift_labels`."""
-        # position_ids already distinguish documents
+        # drops document_ids, because position_ids already distinguish documents
         more = {name: tensor for name, tensor in batch.more.items() if name != "document_ids"}
         given = {"shift_labels": batch.labels, "num_items_in_batch": items, "use_cache": False, **more}
         return model(input_ids=batch.inputs, labels=labels, **given).loss
@@ -155,7 +155,7 @@ class HuggingFace:
         count = getattr(text, "num_hidden_layers", None)
         found: list[str] = []
         for name, module in whole.named_modules():
-            inside = any(name.startswith(f"{other}.") for other in found)  # such as a layer's experts
+            inside = any(name.startswith(f"{other}.") for other in found)  # such as a layer's list of experts
             if isinstance(module, nn.ModuleList) and len(module) == count and not inside:
                 found.append(name)
         if len(found) != 1:

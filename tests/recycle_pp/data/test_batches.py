@@ -151,7 +151,7 @@ def test_unusable_data_is_rejected_in_one_sentence_that_names_the_key(tmp_path):
 
 
 def test_a_token_outside_the_vocabulary_is_rejected(text, tmp_path):
-    with pytest.raises(ValueError, match=r"contains token 250; model\.vocabulary must be at least 251, it is 100"):
+    with pytest.raises(ValueError, match=r"contains token 250; model\.vocabulary must be at least 251, but it is 100"):
         batches(text, model__vocabulary=100)
     path = tmp_path / "train.bin"
     np.full(2000, 777, dtype=np.uint16).tofile(path)

@@ -143,7 +143,7 @@ def test_text_of_any_format_is_tokenised_once_with_a_separator_after_every_docum
 def test_a_tokenizer_with_more_tokens_than_the_model_is_rejected_before_tokenisation(tmp_path):
     folder = formats.tokenizer(tmp_path / "tokenizer")
     path = formats.jsonl(tmp_path / "a.jsonl", ["x"])
-    with pytest.raises(ValueError, match=r"has 320 tokens; model\.vocabulary must be at least 320, it is 256"):
+    with pytest.raises(ValueError, match=r"has 320 tokens; model\.vocabulary must be at least 320, but it is 256"):
         opened(path, 256, tokenizer=str(folder))
     assert not sources.cache_folder("tokens").exists()
 
@@ -157,7 +157,7 @@ def test_tokens_that_were_added_to_the_tokenizer_must_fit_into_the_model_only_if
     assert max(opened(without, 320, tokenizer=str(folder))[0]) < 320
     assert max(opened(within, 321, tokenizer=str(folder))[0]) == 320
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"model\.vocabulary must be at least 321, it is 320"):
+        with pytest.raises(ValueError, match=r"model\.vocabulary must be at least 321, but it is 320"):
             opened(within, 320, tokenizer=str(folder))
 
 

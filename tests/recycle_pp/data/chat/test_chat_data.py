@@ -146,9 +146,9 @@ def test_a_prepared_file_may_be_used_as_data(tmp_path, folder):
     text, made = (Batches(settings(str(place), folder)) for place in (path, tmp_path / "a.bin"))
     assert text.fingerprint == made.fingerprint and torch.equal(text.batch(1, 2).inputs, made.batch(1, 2).inputs)
     for changes, sentence in [
-        ({"model__sequence": 32}, "contains samples of 384 tokens; model.sequence must be 384, it is 32"),
+        ({"model__sequence": 32}, "contains samples of 384 tokens; model.sequence must be 384, but it is 32"),
         ({"data__format": "text"}, "contains conversations, which need data.format=chat"),
-        ({"model__vocabulary": 257}, "model.vocabulary must be at least 258, it is 257"),
+        ({"model__vocabulary": 257}, "model.vocabulary must be at least 258, but it is 257"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             Batches(settings(str(tmp_path / "a.bin"), folder, **changes))
@@ -158,7 +158,7 @@ def test_a_prepared_file_may_be_used_as_data(tmp_path, folder):
     ("line", "sentence"),
     [
         ("[]", "byte 0: this is not an object with messages"),
-        ('{"text": "a"}', "byte 0: there is neither 'messages' nor 'prompt' and 'completion', but text"),
+        ('{"text": "a"}', "byte 0: this record has neither 'messages' nor both 'prompt' and 'completion'; it has text"),
         (
             '{"messages": [{"role": "user", "content": "a"}]}',
             "none of the 1 conversations contains text of the assistant",
