@@ -36,7 +36,7 @@ class First(NamedTuple):
 class Drift:
     def __init__(self, first: First | None = None) -> None:
         self.first = first
-        self._counted: list[First] = []  # until FIRST steps are known
+        self._counted: list[First] = []  # the first steps so far, until there are FIRST of them
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     def add(self, own: float, wall: float) -> None:

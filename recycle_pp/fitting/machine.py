@@ -17,7 +17,7 @@ from contextlib import suppress
 from recycle_pp.config.sizes import format_size
 from recycle_pp.linux.memory import host_memory
 
-DRIVER_SECONDS = 60.0  # limit on nvidia-smi: without persistence mode, the driver starts each GPU anew
+DRIVER_SECONDS = 60.0  # time limit for nvidia-smi: without persistence mode, the driver first starts each GPU
 SHARE = 0.9  # share of the memory for workers; the rest is for supervisors, drivers and messages
 
 
@@ -38,7 +38,7 @@ def memory_of_a_worker(device: str, workers_here: int | None = None) -> str | No
 def gpu_memory(workers: int = 1) -> float | None:
     """Bytes of a worker's share of its GPU, on the smallest GPU that workers may use; None without one.
 
-    workers: number of workers on this machine. If there are fewer GPUs, they share them (`execution.device.choose`)
+    workers: number of workers on this machine. If there are fewer GPUs, workers share GPUs (`execution.device.choose`)
     """
     found = gpus()
     return min(found) / math.ceil(workers / len(found)) if found else None

@@ -102,8 +102,8 @@ def _sentence(settings: Settings, outcome: Outcome, whole: Outcome, capacity: fl
     if not outcome.fits:
         return refusal(settings, outcome, capacity, device, format_size)
     fullest = max(outcome.rows, key=lambda row: row.bytes)
-    holds = f"holds {format_size(fullest.bytes)} of {format_size(capacity)}"
-    said = f"fits; the fullest worker, of stage {fullest.stage}, {holds}"
+    uses = f"uses {format_size(fullest.bytes)} of {format_size(capacity)}"
+    said = f"fits; the fullest worker, of stage {fullest.stage}, {uses}"
     if outcome.dead and outcome.period and whole.period:
         said += f"; a step takes {100 * (outcome.period / whole.period - 1):+.0f} % if stage {outcome.hit} is hit"
     if outcome.dead >= (settings.parallel.copies or outcome.dead + 1):

@@ -191,7 +191,7 @@ class Profile:
                 **self._message_times(self._durations, s.parallel),
                 allreduce=self._sums,
                 speed={f"{w.pipeline},{w.stage}": 1 / x for w, x in sorted(self.slow.items())},
-                # peers take micro-batches of slow workers
+                # with "any", peers take over micro-batches of slow workers
                 reroute="any" if self.slow else s.schedule.reroute,
             )
         if s.emulate.mode:

@@ -155,7 +155,7 @@ class Slowness:
         factor = self._factor(worker)
         if factor < (WAITS_NO_MORE if self._why.get(worker) == "core" else NORMAL):
             del self.factors[worker]
-            self._drifts[worker].forget()  # its window is longer, so it still contains the slow steps
+            self._drifts[worker].forget()  # the drift's window is longer than `_own`, so it still contains slow steps
             return Speed(worker, 1.0, self._against(worker))
         if not 1 / AGAIN < factor / known < AGAIN:
             self.factors[worker] = factor
