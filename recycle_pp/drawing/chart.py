@@ -141,7 +141,7 @@ class Chart:
             have = key[producers] * width + self.end[producers]
             want = (key[consumers] - step) * width + self.start[consumers]
             at = np.maximum(np.searchsorted(have, want + 1e-6 * width, side="right") - 1, 0)
-            late = key[producers[at]] != key[consumers] - step  # clocks differ and none ended in time: use the first
+            late = key[producers[at]] != key[consumers] - step  # none ended in time (clocks differ), so takes the first
             at = np.minimum(at + late, len(producers) - 1)
             found = key[producers[at]] == key[consumers] - step
             pairs.append((producers[at[found]], consumers[found]))

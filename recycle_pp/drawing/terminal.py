@@ -134,7 +134,7 @@ def _row(chart: Chart, row: int, scale: Scale, fold: int, console: Console) -> T
     if scale.exact:
         at = np.searchsorted(chart.start[ops], times, side="right") - 1 + ops.start
         at = np.where((at >= ops.start) & (times < np.append(chart.end, 0.0)[at]), at, -1)
-    else:  # every column separately
+    else:  # a column shows its own load
         shares = _shares(chart, ops, scale)
         at = np.where(shares.any(axis=1), np.arange(scale.width), -1)
     state = np.where(at >= 0, at, [-2 - _gap(chart, row, t) for t in times])  # one number per column: op or kind of gap

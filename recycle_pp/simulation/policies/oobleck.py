@@ -43,7 +43,7 @@ class Oobleck(Base):
         most = min(self.job.pipelines, machines // self.job.stages)
         if not most:
             return None
-        fewest = max(1, math.ceil(most / 2))  # with fewer, each would be twice as long and mostly idle
+        fewest = max(1, math.ceil(most / 2))  # with fewer pipelines, each would be twice as long and mostly idle
         return min(self._of(machines, k) for k in range(fewest, most + 1))
 
     def _of(self, machines: int, pipelines: int) -> float:
