@@ -4,8 +4,8 @@
     KINDS[W] is OpKind.BACKWARD_WEIGHT, OpKind.FORWARD.code == F
     OpKind.FORWARD.makes.step == 1                        # an activation goes to the next stage
 
-Files, settings and messages between processes hold letters. Flat arrays hold codes. `OpKind(letter)` and `KINDS[code]`
-convert them. All other code uses the properties of the kind.
+Files, settings and messages between processes contain letters. Flat arrays contain codes. `OpKind(letter)` and
+`KINDS[code]` convert them. All other code uses the properties of the kind.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def search(x: Instance, target: int, known: PartialSchedule | None = None) -> It
     tried = policies(x) // slow or 1
     if not small or x.problem.remainder:
         best = better(portfolio(x, choices, table[:tried], target, keep=1)[0])
-        if value(x, best) > target and small:  # a short search: workers are waiting
+        if value(x, best) > target and small:  # only a short search, because workers wait for the plan
             best = improved(x, best, target, min(400, MOVED // size), 0)
         yield best
     schedules = [best]

@@ -32,7 +32,7 @@ def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost
     graph.add_node("done", demand=int(count.sum()))
     for g in range(groups):
         graph.add_node(("group", g), demand=-int(count[g]))
-    last = _even_end(load, cost, int(count.sum())) + int(message.max())  # no peer ends later
+    last = _even_end(load, cost, int(count.sum())) + int(message.max())  # an end time that no peer exceeds
     for kind, ((begin, step, *ways), members) in enumerate(alike.items()):
         most = int(count.sum()) if step == 0 else max(0, int(last - min(ways) - begin) // int(step))
         for k in range(1, min(most, int(count.sum())) + 1):
