@@ -24,7 +24,7 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 CACHE = 256 << 20  # bytes; more than the L2 cache of any GPU
 AHEAD = 2_000_000  # cycles for which the GPU waits before each run, about 1 ms
-SECONDS = 0.15  # for each implementation
+SECONDS = 0.15  # time for the runs of each implementation
 
 
 @dataclass

@@ -72,7 +72,7 @@ def main() -> int:
         rows.append(row)
         times = " ".join(f"{1e3 * row[name]:9.1f}" for name in PHASES)
         print(f"{size:>10} {D * P:7} {times} {row['megabytes']:6.2f}", flush=True)
-    from results import save  # not at the top, because a test imports this file without its folder
+    from results import save  # not at the top, because a test imports this file when bench/ is not in sys.path
 
     save("coordinator.json", rows)
     return 0

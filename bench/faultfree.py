@@ -41,7 +41,7 @@ from recycle_pp.testing import reference_trainer as plain
 from recycle_pp.testing.local_cluster import Zygote
 
 SHAPE = ["parallel=2x4", "run.validate_every=0", "optimizer.clip=1.0", "parallel.microbatch_size=2"]
-WARM_UP = 4  # steps that do not count, because recycle_pp measures its ops in the first three
+WARM_UP = 4  # first steps, which are not measured, because recycle_pp profiles its ops in the first three
 TOLERANCE = 1e-4  # relative, between the losses of the contenders
 PATIENCE = 600  # seconds for one run
 
@@ -55,12 +55,12 @@ class Step(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8, help=f"steps a run, of which the first {WARM_UP} do not count")
+    parser.add_argument("--steps", type=int, default=8, help=f"steps per run; the first {WARM_UP} are not measured")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("overrides", nargs="*", default=["model=bench17m"])
     arguments = parser.parse_args()
     if arguments.steps <= WARM_UP:
-        parser.error(f"--steps must be more than the {WARM_UP} that do not count")
+        parser.error(f"--steps must be more than {WARM_UP}, because the first {WARM_UP} are warm-up and not measured")
     overrides = [*SHAPE, *arguments.overrides, f"run.steps={arguments.steps}"]
     settings = compose(overrides)
     samples: dict[str, list[float]] = {}

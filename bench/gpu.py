@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "gpu.json")
     parser.add_argument("--nccl", type=Path, help="source tree of NCCL 2.30 or newer, or a libnccl.so.2")
     parser.add_argument("--again", nargs="+", default=[], metavar="NAME", help="repeat these items")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="run only these items and what they need")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these items and those they need")
     parser.add_argument("--lanes", type=int, default=1, help="items at a time (those that measure speed run alone)")
     parser.add_argument("--steps", type=int, default=300, help="steps of the job with 20 kills (default 300)")
     parser.add_argument("--cpu", action="store_true", help="run every item at a tiny size, without a GPU")

@@ -51,7 +51,7 @@ class Item:
 
 def items(cpu: bool, nccl: Path | None, out: Path, steps: int) -> list[Item]:
     """All items. cpu: use tiny sizes, Gloo instead of NCCL, and interpreted kernels. out: folder for build outputs.
-    steps: of the jobs over TCP."""
+    steps: number of steps of the jobs over TCP."""
     interpreted = {"TRITON_INTERPRET": "1"} if cpu else {}
     steps, kills = (60, 1) if cpu else (steps, 20)
     job = ["gpu_job.py", *(["--cpu"] if cpu else [])]

@@ -26,7 +26,7 @@ EVERY = 10.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scripted", action="store_true", help="use the stand-in for NVIDIA's library")
-    parser.add_argument("--looks", type=int, default=200, help="number of looks; the median is printed")
+    parser.add_argument("--looks", type=int, default=200, help="number of samples; the median is printed")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.scripted:
@@ -51,13 +51,13 @@ def measure(folder: Path, looks: int) -> None:
         times.append(time.thread_time() - began)
     look = sorted(times)[len(times) // 2]
     hour = 3600 / EVERY * look
-    if watch.gpu is not None and not scripted():  # the stand-in waits by looking at its script again and again
+    if watch.gpu is not None and not scripted():  # not with the stand-in, whose wait polls its script
         began = time.thread_time()
         watch.gpu.wait(XID_SECONDS)
         hour += 3600 / XID_SECONDS * (time.thread_time() - began)
     after = process_size(os.getpid())
     print(f"GPU: {'none' if watch.gpu is None else watch.gpu.name}")
-    print(f"a look: {1000 * look:.2f} ms of CPU")
+    print(f"a sample: {1000 * look:.2f} ms of CPU")
     print(f"an hour: {hour:.2f} s of CPU for each rank; once, at the start: {opened:.2f} s")
     print(f"memory: {after.mib - before.mib:.1f} MiB for each rank")
 

@@ -35,7 +35,7 @@ COMMON = [
     "run.standby=off", "islands.parts=2",
 ]  # fmt: skip
 NAMES = ("oregon", "frankfurt")
-SECONDS = 3600.0
+SECONDS = 3600.0  # time limit of a job
 NEAR = 10  # steps after the end of a round that its transfers may slow down
 
 

@@ -41,7 +41,7 @@ COMMON = [
     "schedule.profile_steps=0", "checkpoint.keep=1000",
 ]  # fmt: skip
 NAMES = ("oregon", "frankfurt")
-SECONDS = 7200.0
+SECONDS = 7200.0  # time limit of a job
 HELD_OUT = 64  # micro-batches
 Curve = dict[int, float]  # step -> loss
 

@@ -273,7 +273,7 @@ def optimizer(s: Shape) -> Iterator[Case]:
     ours = writes(state, rk.adamw, state, grad, chunks, hyper, 1)
     yield Case("adamw", 28.0 * n, "bytes", {"ours": ours, "eager": fused})  # eager: torch's fused kernel
     for t in (*state, *theirs):
-        t.zero_()  # the timed calls made different numbers of steps
+        t.zero_()  # makes the states equal again: the timed calls made different numbers of steps
     ours = writes(state, rk.adamw, state, grad, chunks, hyper, 1, undo=undo)
     yield Case("adamw with undo", 40.0 * n, "bytes", {"ours": ours, "eager": copy_first})
     norms = {

@@ -39,7 +39,7 @@ from recycle_pp.testing.local_cluster import Zygote
 
 COMMON = ["emulate=sleep", "model=tiny", "run.steps=100000", "run.validate_every=0", "run.respawns=1000"]
 STEADY = 5  # steps before the first fault
-PATIENCE = 300.0  # seconds
+PATIENCE = 300.0  # maximum seconds of a wait
 NODE = 8  # workers
 Json = dict[str, Any]
 

@@ -39,7 +39,7 @@ from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.telemetry.run_folder import RunFolder
 
 Json = dict[str, Any]
-SETTLE = 5  # first steps, which measure the durations
+SETTLE = 5  # first steps, left out because the job measures its op durations in them
 PARTS = ("broken", "  bound", "  plan", "  stall", "  rest", "away", "  bound ", "rejoin", "other")
 
 

@@ -42,7 +42,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 
 CPU = torch.device("cpu")
 STAGES, MICROBATCHES, SAMPLES = 2, 4, 2
-PATIENCE = 300  # seconds
+PATIENCE = 300  # maximum seconds to wait for a process's result
 
 
 def main() -> None:
@@ -106,7 +106,7 @@ def in_stages(settings: Settings) -> dict[str, float]:
             stage.gradients.clear()
         times["step"].append(1e3 * (time.process_time() - begun))
     for kind in ("F", "W"):
-        times[kind] = times[kind][STAGES - 1 :: STAGES]  # the last stage's
+        times[kind] = times[kind][STAGES - 1 :: STAGES]  # keeps only the times of the last stage
     return {kind: statistics.median(of) for kind, of in times.items()} | {"MiB": memory.peak()}
 
 

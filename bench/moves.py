@@ -107,7 +107,7 @@ def there_and_back(zygote: Zygote, usual: float, given: argparse.Namespace) -> t
     moves = [move for move in _moves(lines, events) if move["after"] == "death_detected"]
     print(f"{len(moves)} moves of {moves[0]['bytes'] / 1e6:.1f} MB after a death{'median':>13}{'longest':>11}")
     for name, unit, factor in (
-        ("from the death to the begin of the move", "s", 1),
+        ("from the death to the start of the move", "s", 1),
         ("from there to the switch", "s", 1),
         ("from the death to the first step in the new layout", "s", 1),
         ("stall of the switch", "ms", 1e3),
@@ -135,7 +135,7 @@ def _moves(lines: list[Json], events: list[Json]) -> Iterator[Json]:
                 "after": cause["event"],
                 "bytes": event["bytes"],
                 "layout": event["layout"],
-                "from the death to the begin of the move": begun["time"] - cause["time"],
+                "from the death to the start of the move": begun["time"] - cause["time"],
                 "from there to the switch": event["seconds"],
                 "from the death to the first step in the new layout": times[first - 1]
                 + event["stall_seconds"]

@@ -64,7 +64,7 @@ class Setup:
 
     @property
     def settings(self) -> list[str]:
-        """Of recycle_pp."""
+        """The settings of recycle_pp."""
         emulated = [f"emulate.{kind}={seconds}" for kind, seconds in self.seconds.items()]
         return [
             f"parallel={PIPELINES}x{STAGES}", f"parallel.microbatches={MICROBATCHES}", "model=small", "emulate=sleep",

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-HOST_AHEAD = 0.001  # seconds, as recycle_pp's emulation
+HOST_AHEAD = 0.001  # seconds of host work between two ops, as in recycle_pp's emulation
 PATIENCE = timedelta(seconds=60)
 GIVE_UP = 5  # number of failures within a second after which the supervisor gives up
 

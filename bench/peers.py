@@ -59,9 +59,10 @@ from peer_jobs import JOBS, WORKERS, Commit, Job, Recycle, Setup
 
 OUT = Path(__file__).parent / "out"
 TORCHFT = "torchft==0.2.0"
-STARTED, PATIENCE = 300.0, 120.0  # seconds until a job is complete, and until a death is repaired
-SETTLE = {True: 20.0, False: 2.0}  # seconds before the first death, for recycle_pp's standby processes to import
-STEADY = 5  # steps of all workers before a death
+STARTED, PATIENCE = 300.0, 120.0  # maximum seconds until all workers take part, at the start and after a death
+# whether the job is recycle_pp's -> seconds before the first death, while standby processes import modules
+SETTLE = {True: 20.0, False: 2.0}
+STEADY = 5  # steps with all workers that come before each death
 Row = dict[str, Any]
 
 
@@ -69,14 +70,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--cases", nargs="*", default=["free", "one", "60", "15", "5"])
-    parser.add_argument("--seconds", type=float, default=180.0, help="of a case with a number; `free` takes half")
+    parser.add_argument("--seconds", type=float, default=180.0, help="duration of a numbered case; half for `free`")
     parser.add_argument("--deaths", type=int, default=6, help="deaths in the case `one`")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slot", type=float, default=0.02, help="seconds of F, I and W")
     parser.add_argument("--checkpoint", type=float, default=30.0, help="seconds between two checkpoints")
-    parser.add_argument("--add", action="store_true", help="add to the results of the last call")
-    parser.add_argument("--environment", type=Path, default=OUT / "torchft", help="created if it does not exist")
+    parser.add_argument("--add", action="store_true", help="keep the results of earlier calls")
+    parser.add_argument("--environment", type=Path, default=OUT / "torchft", help="torchft; created if missing")
     parser.add_argument("--pictures", type=Path, default=OUT)
     given = parser.parse_args()
     setup = Setup(given.slot, given.checkpoint, given.environment / "bin" / "python")

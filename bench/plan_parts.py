@@ -71,7 +71,7 @@ def parts(problem: Problem, blocks: int | None, times: int) -> dict[str, Any]:
 
     for _ in range(times):
         forget()
-        p = problem.replace()  # a copy, without values derived before
+        p = problem.replace()  # a copy without cached derived values
         made = timed("job", partial(divided, p))
         hit = made[len(made) // 2]
         x, choices = timed("arrays", partial(prepared, hit))

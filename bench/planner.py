@@ -121,7 +121,7 @@ def scale(repetitions: int) -> list[dict[str, Any]]:
             for _ in range(repetitions):
                 forget()
                 for k, p in enumerate(pair):
-                    found, wall, cpu = timed(partial(plan, p.replace()))  # a copy, without values derived before
+                    found, wall, cpu = timed(partial(plan, p.replace()))  # a copy without cached derived values
                     plans[p] = found
                     times[k].append((wall, cpu, timed(partial(getattr, found, "arrays"))[1]))
             for p, of in zip(pair, times, strict=True):
@@ -151,7 +151,8 @@ def ahead() -> list[dict[str, Any]]:
         problem = Problem(pipelines=D, stages=P, microbatches=M, memory_limit={"base": "1f1b", "extra": 2})
         store = PlanStore(forwards=2, most_bytes=1 << 40)
         made = [timed(partial(store.plan, p)) for p in store.ahead(problem)]
-        found = [timed(partial(store.plan, problem.replace(failed=[(0, s)]))) for s in range(P)]  # stored as (D - 1, s)
+        # The store contains the equal death (D - 1, s) for each of these.
+        found = [timed(partial(store.plan, problem.replace(failed=[(0, s)]))) for s in range(P)]
         size, errors = sum(plans.size for plans, _, _ in made), sum(len(validate(plans.plan)) for plans, _, _ in found)
         seconds = [median(cpu for _, _, cpu in of) for of in (made, found)]
         again = PlanStore(forwards=2, most_bytes=1 << 40)

@@ -104,7 +104,7 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
         whole.set(xlabel="step", ylabel=f"loss, mean of {AVERAGED} steps")
         whole.legend(frameon=False)
         apart.axhline(0, color=COLOURS["fp32"], linewidth=1)
-        apart.set(xlabel="step", ylabel="less that of fp32")
+        apart.set(xlabel="step", ylabel="minus that of fp32")
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--launcher", choices=["torchrun", "fork"], default="torchrun")
     parser.add_argument("--compute", choices=list(COMPUTE), default="sleep")
     parser.add_argument("--mtbf", type=float, help="seconds between two deaths, on average")
-    parser.add_argument("--seconds", type=float, default=120.0, help="with --mtbf: for how long (default 120)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="with --mtbf: duration (default 120)")
     parser.add_argument("--again", action="store_true", help="kill the same worker as soon as it is back")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("overrides", nargs="*", help="further settings, for instance optimizer.stagger=true")

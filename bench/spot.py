@@ -138,7 +138,7 @@ def row(of: Measured, job: Job, there: Availability, usual: float, given: argpar
     costs = replace(costs, start=median(costs.recovery.returns))  # only processes die, machines stay up
     same, drawn = REPLAYED[of.mode], PLANNED[of.mode]
     simulated = compare(of.job, of.there, costs, [same], seed=given.seed, plans=PLANS).outcomes[same].relative
-    small = replace(job, layer_bytes=of.job.layer_bytes)  # the emulated model's
+    small = replace(job, layer_bytes=of.job.layer_bytes)  # the bytes of the emulated model
     planned = compare(small, there, costs, [drawn], seed=given.seed, plans=PLANS).outcomes[drawn].relative
     committed = of.steps * usual / there.seconds
     print(

@@ -35,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--bpe", type=int, metavar="TOKENS")
-    parser.add_argument("--keep", type=Path, help="where the token file is left")
+    parser.add_argument("--keep", type=Path, help="path at which to keep the token file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="recycle-bench-") as name:
         folder = Path(name)
