@@ -29,7 +29,7 @@ def permuted(i: int, n: int, key: tuple[int, ...]) -> int:
             return i
 
 
-@functools.lru_cache(maxsize=256)  # an epoch has one key per source, and calls go through the epochs in order
+@functools.lru_cache(maxsize=256)  # enough, because an epoch has one key per source, and epochs follow in order
 def _round_keys(key: tuple[int, ...]) -> list[int]:
     digest = hashlib.sha256(repr(key).encode()).digest()
     return [int.from_bytes(digest[8 * r : 8 * r + 8], "little") for r in range(ROUNDS)]

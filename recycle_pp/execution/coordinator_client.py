@@ -28,7 +28,7 @@ from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import TO_WORKER, State
 from recycle_pp.wire.worker_spec import WorkerSpec, later_addresses
 
-_CONNECT = 1.0  # seconds until a connection attempt times out; a new coordinator waits longer for its workers
+_CONNECT = 1.0  # seconds until a connection attempt times out; shorter than a new coordinator waits for its workers
 _AGAIN = 0.1  # seconds until the next attempt
 
 
@@ -77,7 +77,7 @@ class CoordinatorClient:
                 # Keeps two `Measured`, because the commit of a step may be lost after this worker has measured the next
                 # step.
                 kind = type(message), message.step % 2 if isinstance(message, Measured) else 0
-                self._lasting.pop(kind, None)  # so that the new message is inserted at the end
+                self._lasting.pop(kind, None)  # moves the kind to the end: messages are repeated in sending order
                 self._lasting[kind] = message
             assert self._channel is not None
             with suppress(OSError):

@@ -174,7 +174,7 @@ def platform(device: torch.device, backend: str, precision: str = "fp32") -> str
 
 def _cpu(precision: str) -> str:
     chip = f"cpu {torch.backends.cpu.get_cpu_capability()}"
-    if precision != "fp32":  # computed by the processor's bf16 instructions, not by torch's own loops
+    if precision != "fp32":  # results then depend on the processor's bf16 instructions
         chip += " bf16" * torch.cpu._is_avx512_bf16_supported() + " amx" * torch.cpu._is_amx_tile_supported()
     return chip
 

@@ -69,7 +69,8 @@ class Session:
         self.times: dict[str, float] = {}  # phase of the current generation ("announced", ...) -> its end, monotonic
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
         self.moment: Callable[[str], None] = lambda name: None  # called during a recovery, see faults.MOMENTS
-        self.donate: Callable[[Donate], None] = _not_yet  # this and the next six are set before the first request
+        # The worker sets these seven handlers before the first request.
+        self.donate: Callable[[Donate], None] = _not_yet
         self.expect: Callable[[Expect], None] = _not_yet
         self.save: Callable[[Save], None] = _not_yet
         self.assemble: Callable[[Assemble], None] = _not_yet

@@ -152,7 +152,8 @@ class Process:
         self._welcome, self._settings, self._worker = welcome, welcome.settings, welcome.worker
         self._client.set_keepalive(self._settings.control.suspicion)
         self._received: Callable[[], int | None] = lambda: None  # see `Links.received`
-        self._interface = spec.settings["control"]["interface"] or self._client.local_host  # the node's own setting
+        # `spec` contains the settings of this node, which may have another interface than the coordinator's.
+        self._interface = spec.settings["control"]["interface"] or self._client.local_host
 
     def run(self) -> int:
         settings, welcome, worker = self._settings, self._welcome, self._worker
@@ -205,7 +206,7 @@ class Process:
             carrier.write()
             self._doing.starts("data")
             batches = _read_ahead.pop(_of_data(settings), None) or Batches(settings)
-            held_out(settings, batches)  # raises ValueError if there are too many
+            held_out(settings, batches)  # raises ValueError if a validation has too many micro-batches
             description = checkpoint.describe(settings, batches.fingerprint, stage.module.origin)
             if welcome.resume:
                 self._doing.starts("state")
@@ -320,7 +321,7 @@ class Process:
     def _refuse(self, error: ValueError, session: Session | None = None) -> int:
         """Stops the job with the error's message, because the input is invalid, and waits for the end of the job. If
         this process ended at once, the coordinator could notice its end before the message arrives."""
-        if error.__cause__ is not None:  # the message contains only one line of the cause
+        if error.__cause__ is not None:  # to the log, because the message contains only one line of the cause
             traceback.print_exception(error.__cause__)
         self._client.send(CannotRun(str(error)))
         while session is None and not isinstance(self._client.recv(), Exit | Leave):

@@ -113,7 +113,7 @@ def _update(settings: Settings, rule: UpdateRule, largest: int, fused: bool) -> 
 
     largest: number of elements of the largest tensor that `rule` updates
     fused: whether Triton kernels compute the update"""
-    scaled = FLOAT * (settings.optimizer.clip is not None)  # a copy of the gradient
+    scaled = FLOAT * (settings.optimizer.clip is not None)  # clipping scales a copy of the gradient
     if rule.scratch:
         return largest * (rule.scratch + scaled)
     if fused:  # AdamW's kernel needs no temporary memory
@@ -194,7 +194,7 @@ def _tensors(model: Model, layers: range) -> tuple[list[int], list[int]]:
     others += [q + 2 * kv] * (model.qkv_bias * len(layers)) + [model.head_size] * (model.qk_norm * 2 * len(layers))
     first, last = layers.start == 0, layers.stop == model.layers
     table = model.vocabulary * width
-    tied_here = model.tied and first and last  # the head shares the embedding, which is at the same stage
+    tied_here = model.tied and first and last  # a tied head uses the embedding's weights if both are at this stage
     return matrices, others + [table] * first + [table] * (last and not tied_here) + [width] * last
 
 

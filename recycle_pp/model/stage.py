@@ -253,7 +253,7 @@ def module_of(
 ) -> StageModule:
     """The computation of stage `stage`, for the model that `model.kind` names."""
     if not settings.model.own:
-        from .general.part import part  # slow import
+        from .general.part import part  # imported here, because the import is slow
 
         return part(settings, stage, device, run_dir)
     return transformer.part(settings, stage, device, filled)

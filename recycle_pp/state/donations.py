@@ -122,7 +122,7 @@ class Donations:
             self._donors = [donor for donor in self._donors if donor.is_alive()]
             for donor in self._donors:
                 if commit.outer is not None and commit.outer.changes_state:
-                    donor.restart(step)  # not only the gradient has changed the state
+                    donor.restart(step)  # the outer step has changed the state too, so gradients are not enough
                 else:
                     donor.committed(step, commit.generation)
             asked, self._asked = self._asked, []

@@ -228,7 +228,7 @@ def of_run(
             path = _checkpoint(run, step)
             return kind(settings, path, dtype, vector), path
         except (ValueError, OSError):
-            if last or finished(run.checkpoints) == before:  # the job has not deleted a checkpoint
+            if last or finished(run.checkpoints) == before:  # no checkpoint was deleted meanwhile, so the error is real
                 raise
     raise AssertionError("the last try returns or raises")
 

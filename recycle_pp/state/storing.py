@@ -63,7 +63,7 @@ class Uploads:
                 self._send(UploadFailed(message.step, str(error) or type(error).__name__))
 
     def _upload(self, stored: StoredCheckpoints, message: Upload) -> dict[str, list[int]]:
-        for path, step in unfinished(self._folder).items():  # exist if no worker has merged the parts on this node
+        for path, step in unfinished(self._folder).items():  # parts that no worker has merged on this node
             if step < message.step:
                 shutil.rmtree(path, ignore_errors=True)
         finished = self._folder / name(message.step)

@@ -62,7 +62,7 @@ def check_chunks(path: Path, key: str, table: Any) -> None:
         inside = (
             len(ends) == len(size) and all(map(int.__le__, ends, size)) and min((0, *chunk.offsets, *chunk.sizes)) == 0
         )
-        # A tensor saved as a whole has no offset.
+        # `stored` contains a tensor that was saved as a whole without an offset.
         there = (key, tuple(chunk.offsets)) in stored or ((key, ()) in stored and tuple(chunk.sizes) == size)
         if inside and there:
             elements += prod(chunk.sizes)

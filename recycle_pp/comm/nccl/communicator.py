@@ -102,7 +102,8 @@ class Communicator:
                 self._launching = tensor
                 self._followed = self._stream.follow()
                 operation(self._handle, tensor, self._stream.handle)
-            while True:  # NCCL launches in its own thread, and connects at the first use
+            # Waits until NCCL has launched the operation in its own thread. NCCL connects at the first use.
+            while True:
                 with self._entered():
                     if self._nccl.ready(self._handle):
                         return self._keep(Work(self, self._stream.mark(), tensor))

@@ -176,7 +176,7 @@ class Mesh:
     def _update(self, now: float) -> None:
         """Ends attempts that are late or no longer needed, and starts attempts to reach members without a working
         connection."""
-        # Counts at most 2 * CALM seconds since the last update. If more have passed, this process was suspended.
+        # Counts at most 2 * CALM seconds since the last update, because this process was suspended if more have passed.
         passed, self._ticked = min(now - self._ticked, 2 * CALM), now
         self._handshakes.expire(now)
         addresses = self._addresses or {}

@@ -83,7 +83,7 @@ class _Deferred(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(kind)
             x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x)
-        ctx.weight = weight  # not saved, because recomputation would return another tensor
+        ctx.weight = weight  # not saved, because with recomputation `saved_tensors` would contain another tensor
         if not transposed:
             return F.linear(x, weight, bias)
         return torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)  # type: ignore[arg-type]

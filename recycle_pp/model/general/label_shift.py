@@ -47,7 +47,7 @@ class LabelShift:
             if isinstance(leaf, Tensor) and leaf.requires_grad and (by := _positions(leaf, b, T)) is not None:
                 leaf.register_hook(lambda grad: self._check(by(grad), batch, boundary))
                 return
-        self._decided = True  # no tensor with a row per token
+        self._decided = True  # no tensor has a row per token, so the check is not possible
 
     def _check(self, grad: Tensor, batch: Batch, boundary: Sequence[Tensor]) -> None:
         """Decides whether the loss shifts the labels again. Raises UserMistake if it does.

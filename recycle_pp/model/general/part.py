@@ -172,7 +172,7 @@ class Part:
         if self._outline.weighs:  # at least one item, because without any label the sum of the losses is 0
             count = (batch.labels != IGNORED).sum().float().clamp(min=1)
             items = count if batch.items is None else torch.tensor(batch.items or 1.0)
-        elif batch.counted == 0:  # avoids a NaN as the mean over no label; `share_of` multiplies it by 0
+        elif batch.counted == 0:  # labels of 0 avoid the mean over no label, a NaN; `share_of` multiplies the loss by 0
             batch = replace(batch, labels=torch.zeros_like(batch.labels))
         try:
             loss = self._source.loss(self.model, batch, items, batch.labels)
