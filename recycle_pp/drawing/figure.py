@@ -115,7 +115,7 @@ def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None =
 def _panel(
     axes: Axes, chart: Chart, groups: list[list[int]], span: float, width: float, height: float, number: int
 ) -> None:
-    line = {row: place for place, row in enumerate(row for group in groups for row in group)}  # from the top
+    line = {row: place for place, row in enumerate(row for group in groups for row in group)}  # row -> its place
     edges = np.concatenate([[0], np.cumsum([len(group) for group in groups])])
     axes.set_xlim(0, span * 1.002)
     axes.set_ylim(len(line), 0)

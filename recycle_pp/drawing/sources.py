@@ -73,7 +73,7 @@ def baselines(
         alive, layout = fault_free.problem, fault_free.layout
         if p.dead and layout is not None:
             extra = [("re-routed", plan(problem.with_layout(layout)))]
-    elif of.layout is not None and p.dead:  # the job's layout without deaths is unknown
+    elif of.layout is not None and p.dead:  # keeps the layers, because the layout without deaths is unknown
         same = SAME_LAYERS
     one_f_one_b = alive.replace(backward="coupled", optimizer="barrier" if p.optimizer != "none" else "none",
                                 memory_limit={"base": "1f1b", "extra": 0}, reroute=None)  # fmt: skip

@@ -23,7 +23,7 @@ from recycle_pp.timing.packing import OWN
 
 from .latency_breakdown import Spans, breakdown_of
 
-FROM_THE_START = 1.6  # on shared busy cores, medians of the first steps are 0.87 to 1.1 times those of peers
+FROM_THE_START = 1.6  # on shared busy cores, healthy workers take 0.87 to 1.1 times as long as their peers
 
 
 class Times(NamedTuple):

@@ -156,7 +156,7 @@ class _Job:
             return Row(*about, in_flight=0, wanted=0, whole=False, recompute=bool(model.recompute), parts={})
         ran = -(-p.pipelines * p.microbatches // peers)
         wanted = min(self._problem.limit(Worker(0, stage)), ran)
-        enough = min(p.stages - stage, wanted)  # the micro-batches of 1F1B
+        enough = min(p.stages - stage, wanted)  # as many as 1F1B keeps in flight
         mode = fastest(self._modes[stage], self._capacity, peers, ran, enough)
         most = min(mode.memory.in_flight(self._capacity, peers, ran, mode.whole), wanted)
         parts = mode.memory.peak(peers, ran, max(1, most), mode.whole)

@@ -50,7 +50,7 @@ def remedies(settings: Settings, capacity: float, device: str, dead: int) -> lis
             values = {key: _value(text) for key, _, text in (word.partition("=") for word in words)}
             changed = settings.with_values(values | {"model.split": None})
             try:
-                # validate rejects adapters (LoRA) of the project's own Transformer, for which `plan` computes memory
+                # without adapters (LoRA), because validate rejects them for the project's own Transformer
                 validate(changed.with_values({"model.lora.rank": 0}))
                 if fits(changed, capacity, device, dead):
                     found.append(set(words))

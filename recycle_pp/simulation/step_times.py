@@ -49,7 +49,7 @@ class StepTimes:
         self.planned: dict[Key, Plan] = {}
         self._layouts: dict[Shape, Layout] = {job.whole: job.layout}
         self._estimates: dict[Key, float] = {}
-        # ratio of plan to load, by whether layers have moved from the initial layout
+        # whether layers have moved from the initial layout -> median ratio of plan to load
         self._excess = {False: 1.0, True: 1.0}
         self.reference = self.one_f_one_b(job.stages, job.problem.counts[0])
         self._make((job.whole, job.layout))

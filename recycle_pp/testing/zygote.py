@@ -82,7 +82,7 @@ def _preload() -> None:
     from recycle_pp.coordinator import host  # noqa: F401
     from recycle_pp.execution import worker  # noqa: F401
 
-    compose([])  # Hydra looks for its plugins only once per process
+    compose([])  # makes Hydra look for its plugins here, once, and not in each job
     load()  # loads the compiled code now, because forked processes would lack the thread that loads it
 
 

@@ -31,7 +31,7 @@ def measure(ask: Callable[[int], float]) -> tuple[float, float]:
     bandwidth = 0.0
     for size in SIZES:
         seconds = min(ask(size) for _ in range(TRIES))
-        bandwidth = max(bandwidth, size / max(seconds - trip, LEAST))  # a busy machine only lowers the result
+        bandwidth = max(bandwidth, size / max(seconds - trip, LEAST))  # the best, because a busy machine only lowers it
         if seconds > LONG:
             break
     return trip / 2, bandwidth
