@@ -43,7 +43,7 @@ COMMON = [
     "optimizer.schedule=constant", "control.suspicion=30",
 ]  # fmt: skip
 CALIBRATION = 40  # steps
-SHARE = 1.6  # lower bound on the ratio of step times with both jobs and with one job alone (1.7 to 2.2)
+SHARE = 1.6  # lower bound on the ratio of step times with both jobs and with one job alone (measured: 1.7 to 2.2)
 STARTED = 300.0  # maximum seconds until the job has started
 Json = dict[str, Any]
 

@@ -191,7 +191,7 @@ def rebuilds(node: Node) -> None:
         node.links.follow(generation)
         node.links.all_reduce([pattern(torch.int64, 0, device)]).wait()
         times.append(time.monotonic() - began)
-        if generation == 3:  # the first generations allocate some resources permanently
+        if generation == 3:  # not earlier, because the first generations allocate some resources permanently
             time.sleep(1.0)
             before = used()
     time.sleep(2.0)

@@ -107,7 +107,7 @@ def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], k
             if who in ("ours", "eager"):
                 raise
             continue  # `measure` calls it again and reports why it fails
-        ys = ys or outputs  # ours come first
+        ys = ys or outputs  # the first candidate is ours
         torch.manual_seed(1)
         upstream = [torch.randn_like(y) for y in outputs]
         backward[who] = partial(torch.autograd.grad, outputs, own, upstream, retain_graph=True)
@@ -316,7 +316,7 @@ def main() -> None:
         print(f"copy {rates['bytes'] / 1e9:.2f} TB/s, bfloat16 product {rates['flops'] / 1e9:.0f} TFLOP/s")
     file, earlier = out / "kernels.json", []
     if file.exists() and (found := json.loads(file.read_text())).items() >= report.items():
-        earlier = found["kernels"]  # of other kernels, from an earlier call on this machine
+        earlier = found["kernels"]  # rows of other kernels, from an earlier call on this machine
     rows: list[dict[str, Any]] = []
     for name in arguments.only:
         for case in CASES[name](shape):

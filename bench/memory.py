@@ -109,7 +109,7 @@ def slower(outcome: Outcome, whole: Outcome) -> str:
 def measure(zygote: Zygote, jobs: list[list[str]], rounds: int) -> list[dict[str, Any]]:
     """A row for each job and stage. Each row has ratios to the first job."""
     alone = [run(zygote, words, "allocator") for words in jobs]
-    usual = [[run(zygote, words, "rss") for words in jobs] for _ in range(rounds)]  # alternates, because load varies
+    usual = [[run(zygote, words, "rss") for words in jobs] for _ in range(rounds)]  # in turn, because load varies
     rows: list[dict[str, Any]] = []
     for number, words in enumerate(jobs):
         settings, found = compose(words), [jobs_of_round[number] for jobs_of_round in usual]

@@ -88,7 +88,7 @@ class _HeadLoss(torch.autograd.Function):
         if defer is not None:
             defer(lambda add: _add_products(add, x, weight, targets, lse, dloss))
         dx = None if dx is None else (dx * dloss).to(x.dtype)
-        if dw is not None:  # multiply and round in one op: no second float32 tensor of V H elements
+        if dw is not None:  # one op multiplies and rounds, without a second float32 tensor of V H elements
             dw = torch.mul(dw, dloss, out=torch.empty_like(dw, dtype=weight.dtype))
         return dx, dw, None, None
 

@@ -155,7 +155,7 @@ def _backward_kernel(
     if weight is not None:
         w = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for tile in tl.range(tiles, num_stages=2):  # prefetch the next tile
+    for tile in tl.range(tiles, num_stages=2):  # num_stages=2 prefetches the next tile
         row = (group * tiles + tile) * ROWS + tl.arange(0, ROWS)
         mask = (row < rows)[:, None] & inside[None, :]
         at = row.to(tl.int64)[:, None] * width + column[None, :]

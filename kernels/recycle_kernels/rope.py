@@ -144,7 +144,7 @@ def _turn_heads(
     x, x_head, out, out_head, c, s, i,
     HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    head = tl.arange(0, BLOCK).to(tl.int64)[:, None]  # int64: heads of [B, heads, T, D] are far apart
+    head = tl.arange(0, BLOCK).to(tl.int64)[:, None]  # int64, because heads of [B, heads, T, D] are far apart
     mask = (head < HEADS) & (i < HALF)[None, :]
     source, target = x + head * x_head + i[None, :], out + head * out_head + i[None, :]
     x1 = tl.load(source, mask=mask, other=0.0).to(tl.float32)

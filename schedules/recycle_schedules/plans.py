@@ -151,7 +151,7 @@ class Plan:
     def to_json(self) -> Json:
         """The plan as JSON values, in the format of plan files (docs/planner.md)."""
         problem = self.problem.to_json()
-        whole = problem.pop("whole", None)  # outside the problem, because it only restricts the planner
+        whole = problem.pop("whole", None)  # next to the problem, because it restricts only the planner
         return {
             "version": 1,
             "time_unit": self.time_unit,

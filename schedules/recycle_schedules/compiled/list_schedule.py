@@ -47,7 +47,7 @@ def simulate(
     """
     n, workers = len(host), len(cap)
     stage = (np.arange(workers) % stages).astype(np.int32)  # a look-up is faster than a division
-    host = host.astype(np.int32)  # half as many cache misses
+    host = host.astype(np.int32)  # int32 causes half as many cache misses as int64
     alike = len(travel) == 1  # as in `timing.travel_time`
     total = np.int64(0)  # in plain Python, a sum of uint8 elements of `todo` would overflow
     # one segment of `pending` and two of `ready` per worker: its pending W; its ready F, and its ready I
@@ -209,7 +209,7 @@ def simulate(
                 after[event] = after[bucket[slot]]
                 after[bucket[slot]] = event
                 continue
-            known[slot], bucket[slot], after[event] = time, event, -1  # may displace another time
+            known[slot], bucket[slot], after[event] = time, event, -1  # may overwrite another time
             i = n_buckets
             while i > 0:
                 up = (i - 1) >> 1

@@ -54,7 +54,7 @@ def plan_in_blocks(problem: Problem) -> Plan | None:
     parts = [_part(p, block) for block in blocks]
     distinct = dict.fromkeys(parts)
     ticks = min(map(ticks_per_unit, distinct))  # the same in all parts, because their times are compared
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # the compiled loops release the GIL
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # the compiled loops run without the GIL
         planned = dict(zip(distinct, threads.map(_planned, distinct, repeat(ticks)), strict=True))
     of_blocks = zip(blocks, parts, strict=True)
     return _BlockPlan(p, lower_bound=bound, parts=[(block, *planned[part]) for block, part in of_blocks])
@@ -122,7 +122,7 @@ def _part(p: Problem, block: tuple[int, ...]) -> Problem:
     if not any(w.pipeline in block for w in p.dead):
         block = block[:1]
     number = {d: k for k, d in enumerate(block)}
-    if p.memory is not None:  # limits depend on all workers of a stage in the job, not in the block
+    if p.memory is not None:  # fixes the limits, which depend on all workers of a stage in the job
         p = p.without_bytes
     memory = p.memory_limit
     if isinstance(memory, dict) and "per_worker" in memory:
