@@ -2,6 +2,7 @@
 
     set_keepalive(sock, seconds=10)    # breaks after 10 seconds
     is_silent(sock)                    # whether an answer from the other machine is overdue
+    arrived(sock)                      # bytes that have arrived from the other machine so far
 
 Detects only dead machines and broken networks. If the other process hangs or is paused, the kernel of its machine still
 answers.
@@ -10,6 +11,7 @@ answers.
 from __future__ import annotations
 
 import socket
+import sys
 
 
 def set_keepalive(sock: socket.socket, seconds: float) -> None:
@@ -29,3 +31,12 @@ def is_silent(sock: socket.socket) -> bool:
     """
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)
     return info[2] > 0 or info[3] > 0
+
+
+def arrived(sock: socket.socket) -> int:
+    """The bytes that this machine's kernel has received on the connection, including those that nobody has read yet.
+
+    Raises OSError if the socket is closed. `tcpi_bytes_received` has the bytes 128 to 135 of `struct tcp_info`.
+    """
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 136)
+    return int.from_bytes(info[128:], sys.byteorder)

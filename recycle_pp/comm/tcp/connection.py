@@ -24,11 +24,11 @@ from torch import Tensor
 
 from recycle_pp.comm.tensor_bytes import tensor_bytes
 from recycle_pp.comm.waiting import Job, Pool
-from recycle_pp.wire.keepalive import is_silent, set_keepalive
+from recycle_pp.wire.keepalive import arrived, is_silent, set_keepalive
 
 FRAME = struct.Struct("=qqq")  # generation, tag, number of bytes that follow
 MAX_MESSAGE = 1 << 40  # bytes
-PIECE = 1 << 18  # bytes read at a time
+SCRAP = 1 << 20  # bytes read at a time from a dropped message
 
 Key = tuple[int, int]  # generation, tag
 
@@ -38,15 +38,12 @@ class ConnectionLost(RuntimeError):
 
 
 class Connection:
-    """One TCP connection to a peer. Public methods may be called from any thread, and do not block.
-
-    received  bytes read so far, in steps of at most PIECE"""
+    """One TCP connection to a peer. Public methods may be called from any thread, and do not block."""
 
     def __init__(self, sock: socket.socket, pool: Pool):
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._pool = sock, pool
-        self.received = 0
         self._arriving = threading.Lock()  # guards the next four attributes
         self._posted: dict[Key, deque[tuple[memoryview, Job]]] = defaultdict(deque)
         self._early: dict[Key, deque[bytearray]] = defaultdict(deque)
@@ -126,6 +123,14 @@ class Connection:
             return is_silent(self._socket)
         except OSError:
             return True  # the connection has just broken
+
+    @property
+    def received(self) -> int:
+        """Bytes that have arrived so far; 0 if the connection is closed. Grows while a long message arrives."""
+        try:
+            return arrived(self._socket)
+        except OSError:
+            return 0
 
     def close(self) -> None:
         self._fail(ConnectionLost("the connection is closed"))
@@ -229,17 +234,16 @@ class Connection:
     def _fill(self, data: memoryview) -> None:
         done = 0
         while done < len(data):
-            count = self._socket.recv_into(data[done : done + PIECE], 0, socket.MSG_WAITALL)
+            count = self._socket.recv_into(data[done:], 0, socket.MSG_WAITALL)
             if count == 0:
                 raise ConnectionLost("the peer closed the connection")
             done += count
-            self.received += count
 
     def _skip(self, count: int) -> None:
-        scrap = memoryview(bytearray(min(count, PIECE)))
+        scrap = memoryview(bytearray(min(count, SCRAP)))
         while count:
             self._fill(scrap[:count])
-            count -= min(count, PIECE)
+            count -= min(count, SCRAP)
 
     def _fail(self, error: ConnectionLost) -> None:
         """Breaks the connection, so that all pending operations fail with this error. Ignores later errors."""

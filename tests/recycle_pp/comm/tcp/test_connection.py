@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle_pp.comm.tcp.connection import FRAME, PIECE, Connection, ConnectionLost
+from recycle_pp.comm.tcp.connection import FRAME, Connection, ConnectionLost
 from recycle_pp.comm.waiting import Pool
 
 pytestmark = pytest.mark.timeout(60)
@@ -176,18 +176,25 @@ def test_a_closed_connection_leaves_no_thread():
     assert here._socket.fileno() == there._socket.fileno() == -1
 
 
+def arrives(connection, count):
+    """Waits until this number of bytes has arrived. False if there are more."""
+    deadline = time.monotonic() + 10
+    while connection.received < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return connection.received == count
+
+
 def test_the_received_bytes_grow_while_a_long_message_arrives():
     near, far = two_ends()
     here = Connection(near, Pool())
     data = torch.zeros(LARGE)
     pending = here.receive(data, 0, 1)
-    far.sendall(FRAME.pack(0, 1, data.nbytes) + bytes(2 * PIECE))
-    deadline = time.monotonic() + 10
-    while here.received < 2 * PIECE:
-        assert time.monotonic() < deadline, here.received
-        time.sleep(0.01)
+    far.sendall(FRAME.pack(0, 1, data.nbytes))
+    for sent in range(FRAME.size, FRAME.size + 3000, 1000):
+        assert arrives(here, sent)
+        far.sendall(bytes(1000))
     assert not pending.wait(0)
-    far.sendall(bytes(data.nbytes - 2 * PIECE))
+    far.sendall(bytes(data.nbytes - 3000))
     assert done(pending) is None and here.received == FRAME.size + data.nbytes
     here.close()
     far.close()
