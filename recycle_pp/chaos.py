@@ -270,7 +270,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--until-step", type=int, help="stop when this step starts; steps count from 0 (default: when the job ends)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the victims, kinds and times")
+    parser.add_argument("--seed", type=int, default=0, help="random seed for the choice of victims, kinds and times")
     parser.add_argument("--kinds", default="kill", help=f"one or more of {', '.join(KINDS)}, comma-separated, or all")
     parser.add_argument("--cruel", action="store_true", help="also hit the last worker of a stage")
     parser.add_argument("--trace", help="CSV file with the times of losses and returns, instead of --mtbf")

@@ -198,8 +198,9 @@ class GroupTransport:
                     generation.check()
                     groups.use(generation, end)
         except BaseException:
-            # Aborts these groups unless `end` has taken them. Uses a separate thread, because exceptions in an
-            # abandoned thread are lost, but an abort that hangs must end the process (threading.excepthook).
+            # Aborts these groups unless `end` has taken them. An abort that hangs raises, and threading.excepthook must
+            # then end the process. So the aborts run in a thread of their own: this one may have been abandoned, and
+            # its exceptions would be lost.
             with self._lock:
                 unused = groups.drop(made)
             abort = threading.Thread(target=self._abort, args=(unused,), name="recycle-abort", daemon=True)

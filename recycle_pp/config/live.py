@@ -32,7 +32,7 @@ def checked(settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     for key in values:
         if key in _RULES and key not in LIVE:
             raise ValueError(f"{key} cannot change while the job runs; these keys can: {', '.join(LIVE)}")
-        load(nested({key: values[key]}))  # an unknown key may be below a setting, as in checkpoint.every.steps
+        load(nested({key: values[key]}))  # rejects unknown keys, even inside a setting, such as checkpoint.every.steps
     changed: Settings = load(nested(flat(asdict(settings)) | dict(values)))
     check_ranges(changed)
     check_values(changed)

@@ -118,7 +118,7 @@ class Rounds:
 
 
 def cosine(dots: Mapping[str, Mapping[str, float]]) -> float | None:
-    """Mean cosine between the deltas of two islands; None if there are no two islands with a delta.
+    """Mean cosine over all pairs of islands' deltas; None if fewer than two islands have a delta.
 
     dots: island -> other island -> dot product of their deltas; each pair once, and each island with itself"""
     found = [

@@ -185,7 +185,9 @@ def tokenise(recipe: Preparation, out: Path, report: Callable[[Report], None] = 
         progress = _continue(file, partial, digest, recipe)
         progress = _Writer(recipe, file, partial, progress).run(report)
         if progress.packed is not None and not progress.tokens:
-            raise ValueError(f"none of the {progress.packed.left_out} conversations contains text of the assistant")
+            raise ValueError(
+                f"none of the {progress.packed.left_out} conversations contains any text from the assistant"
+            )
         description = Description(
             recipe.dtype, progress.tokens, progress.documents, max(recipe.vocabulary, progress.largest + 1),
             recipe.separator, progress.crc32, digest, progress.packed,

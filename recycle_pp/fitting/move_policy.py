@@ -126,7 +126,8 @@ class Outages:
     def expected(self, now: float, soon: Collection[Worker] = ()) -> float:
         """Expected seconds until the first of the dead workers is back.
 
-        If all workers take part, returns the expected seconds until the next outage; infinity if there was none yet.
+        If all workers take part, returns the expected seconds until the next outage; infinity if there has been none
+        yet.
 
         soon: dead workers with a process that is starting
         """

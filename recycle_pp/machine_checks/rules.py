@@ -18,7 +18,9 @@ from recycle_pp.wire.messages.health import Finding
 from .check import Check, Verdict, size
 from .facts import Disk, Name, Route
 
-SOFT_FILES = 1024  # least soft limit, Linux's default; a supervisor alone accepts some 400 connections
+SOFT_FILES = (
+    1024  # lowest soft limit without a warning, Linux's default; a supervisor alone accepts about 400 connections
+)
 WRITE_RATE = 50e6  # bytes per second: 20 s for a gigabyte of a checkpoint
 READ_RATE = 10e6  # bytes per second: 2.5 million tokens of four bytes
 FREE = 5e9  # bytes for a run folder

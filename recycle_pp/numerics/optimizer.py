@@ -1,6 +1,6 @@
 """Updates the units that one worker holds: at the commit, or before it as a speculation that can be rolled back.
 
-    optimizer = StageOptimizer(settings, stage)                 # holds all units, in few pieces of memory
+    optimizer = StageOptimizer(settings, stage)                 # holds all units, in a few large allocations
     optimizer = StageOptimizer(settings, stage, whole=False)    # holds no units until begin() or put()
     optimizer.begin(unit)                                       # from here on holds the unit, in its initial state
     optimizer.put(unit, parcel)                                 # the same, in the state that another holder has `given`

@@ -390,8 +390,8 @@ class Job:
             self._validation.begin(None)  # the parameters have changed; an incomplete validation is dropped
         left, about = adoption.left, (self.generation, self._validation.step, self._speculation.allowed)
         self._note("plan_adopted", step=self.committed + 1, lost=sorted(left.lost), revoked=sorted(left.revoked))
-        # Members with wrong state are killed only now. Before all others had reported, the wrong members may have been
-        # the only processes that could show a new coordinator that the step is void.
+        # Members with wrong state are killed only now. Until all others had reported, these members might have been the
+        # only ones that could tell a new coordinator that the step is void.
         for member, detail in self._wrong.items():
             self._note("untrusted", member=member, worker=self.assignment[member], detail=detail)
         self._wrong.clear()

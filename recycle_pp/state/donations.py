@@ -47,9 +47,9 @@ _log = logging.getLogger(__name__)
 # Maximum number of parameters in a part, unless a single unit has more. A part of this size has 12 MB of state (float32
 # masters and two moments) and is copied in about 3 ms.
 PART = 1 << 20
-# Maximum number of queued gradients per follower. The limit is not in bytes, because a single gradient has a third of
-# the state's size. With two queued gradients, a follower with complete state can fall one step behind and still catch
-# up.
+# Maximum number of queued gradients per follower. It is not a limit in bytes, because a single gradient is a third as
+# large as the state, so such a limit might not admit even one. With two queued gradients, a follower with complete
+# state can fall one step behind and still catch up.
 WAITING = 2
 
 

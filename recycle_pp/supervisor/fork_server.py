@@ -151,7 +151,7 @@ def _fork(requests: socket.socket, supervisor: int, module: str, descriptors: Se
         os._exit(0)
     while os.getppid() == middle:
         time.sleep(0.0001)
-    with suppress(OSError):  # the supervisor has given up and adopts no orphans now, so `become_worker` exits
+    with suppress(OSError):  # if the supervisor has given up, it no longer adopts orphans, and `become_worker` exits
         requests.send(str(os.getpid()).encode())
     become_worker(module, supervisor, descriptors)
 

@@ -96,8 +96,8 @@ class Pulse:
         """Whether the job is running now. If the coordinator is on another machine, the first call waits for the next
         sign: 1 s if the job is running, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged.
 
-        If another node may still take over from a coordinator that is lost, waits `Sign.patience` for its sign. For a
-        run in a store, waits `STORED_SILENT_SECONDS`."""
+        If the coordinator is lost and another node may still take over, waits `Sign.patience` for that node's sign. For
+        a run in a store, waits `STORED_SILENT_SECONDS`."""
         if time.monotonic() > self._looked + SILENT_SECONDS:
             self._sign = None  # forgotten, because a change since an old sign does not prove that the job still runs
         while True:

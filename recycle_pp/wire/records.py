@@ -155,7 +155,7 @@ class HealthRecord(Struct, frozen=True, kw_only=True):
 
 
 class Sign(Struct, frozen=True, kw_only=True):
-    """The activity of a worker, in a report of `hangs`. Times are seconds. `protocol.hangs.Sign` explains the
+    """The activity of a worker, in a report of `hangs`. Times are in seconds. `protocol.hangs.Sign` explains the
     fields."""
 
     does: str

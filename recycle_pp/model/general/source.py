@@ -133,8 +133,8 @@ class HuggingFace:
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
         # With both implementations every expert gets a gradient, whatever the router chooses. `grouped_mm` computes one
         # product per expert, over the tokens that chose it. `batched_mm` copies the matrices of an expert for every
-        # token. Without values, torch can derive the shapes of `batched_mm` in every dtype, but those of `grouped_mm`
-        # only in bf16.
+        # token. While the model is traced without values, torch can derive the shapes of `batched_mm` in every
+        # dtype, but those of `grouped_mm` only in bf16.
         experts = {"experts_implementation": "batched_mm" if traced else "grouped_mm"}
         given = experts if _has_experts(self.config) else {}
         model = self._class.from_config(self.config, dtype=dtype or self.dtype, **given)

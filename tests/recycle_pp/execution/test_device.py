@@ -22,7 +22,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """A function that simulates a node with this number of GPUs, and returns the list of GPUs made current."""
+    """A function that simulates a node with the given number of GPUs, and returns the list of GPUs made current."""
 
     def pretend(count):
         current = []

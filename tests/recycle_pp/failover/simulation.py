@@ -331,7 +331,7 @@ class Simulation(ExitStack):
                 self.network.heal()
 
     def _update_lost(self) -> None:
-        """Sets `lost` if there is no majority left of a membership that may be needed."""
+        """Sets `lost` if a membership that may still be needed has lost its majority."""
         dead = {node.rank for node in self.nodes if node.name in self._dead}
         left = {node.rank for node in self.nodes if node.name not in self._dead | self._cut_off}
         for of in self.supervisors:

@@ -491,7 +491,7 @@ def test_the_store_of_a_long_job_has_a_bounded_number_of_objects(folder):
             store.put(objects.delta_path(number, name, (0, 0, 0), 1, 1, 4), bytes(4))
             store.put(objects.sums_path(number, name, (0, 0, 0)), b"[]")
         store.put(objects.closed_path(number), rules.closing_text({"a": rules.Share(1, 1)}, "a"))
-    store.put(objects.sums_path(0, "c", (0, 0, 0)), b"[]")  # this island has only applied a round
+    store.put(objects.sums_path(0, "c", (0, 0, 0)), b"[]")  # it applied the round, but took no part in it
     store.put(objects.state_path(29, (0, 0, 0), 8), bytes(8))
     store.put(objects.state_path(20, (0, 0, 0), 8), bytes(8))
     store.put(objects.state_path(10, (0, 0, 0), 8), bytes(4))  # incomplete

@@ -161,7 +161,7 @@ def test_a_prepared_file_may_be_used_as_data(tmp_path, folder):
         ('{"text": "a"}', "byte 0: this record has neither 'messages' nor both 'prompt' and 'completion'; it has text"),
         (
             '{"messages": [{"role": "user", "content": "a"}]}',
-            "none of the 1 conversations contains text of the assistant",
+            "none of the 1 conversations contains any text from the assistant",
         ),
     ],
 )
