@@ -5,7 +5,7 @@ followers.add(member, layers=[3, 4, 5])      # a receiver; its stage will have t
 followers.add_understudy(member, worker)       # an understudy of this worker
 followers.find_donors(committed, generation, live, units, assignment)      # returns messages to followers and donors
 followers.synced(member, step, session)      # records that the follower has all its units in the state after `step`
-followers.stream_lost(session)               # restarts the follower of this session
+followers.stream_lost(session, committed)    # restarts the follower of this session
 followers.about_to_join(committed)           # whether some joiners lack only the newest step; if so, wait for them
 followers.take_ready(committed)              # removes and returns the joiners that are up to date
 followers.drop_late(committed)               # restarts joiners and receivers that still lack only the newest step
@@ -46,13 +46,14 @@ class Follower:
     synced: int | None = None  # all units have arrived, in the state after this step; None until then
     session: int = -1
     prepared: int | None = None  # understudies only: newest step whose commit it can complete; None until it is in step
+    kept: int | None = None  # understudies only: newest commit in its copy, if its donor was lost while it was in step
 
     @property
     def joins(self) -> bool:
         return self.layers is None and self.worker is None
 
     def restart(self) -> None:
-        self.donors, self.synced, self.prepared = {}, None, None
+        self.donors, self.synced, self.prepared, self.kept = {}, None, None, None
 
 
 @dataclass
@@ -107,6 +108,7 @@ class Followers:
                 follower.donors = units.moved(member, follower.layers, live, serving)
                 layers = [layer for layer in follower.layers if layer not in layers]
             if follower.donors:
+                follower.kept = None  # a new session begins without a copy
                 follower.session = session = self.new_session(generation)
                 of = sum(map(len, follower.donors.values()))
                 elements = units.elements(stage) if follower.worker is not None else 0
@@ -130,12 +132,15 @@ class Followers:
         follower.synced = step
         return True
 
-    def stream_lost(self, session: int) -> bool:
+    def stream_lost(self, session: int, committed: int) -> bool:
         """Restarts the follower of this session, even if its donors are alive. Returns False if the session has
-        ended."""
+        ended. An understudy that was in step can still take over until its next session or the next commit, because
+        the donor may be dead without this coordinator knowing it yet."""
         for follower in self._by_member.values():
             if follower.donors and follower.session == session:
+                in_step = follower.prepared is not None
                 follower.restart()
+                follower.kept = committed if in_step else None
                 return True
         return False
 

@@ -207,7 +207,7 @@ class Job:
         if self.phase == "lost":
             return []
         was_live, lost = member in self.live, self.assignment[member]
-        heir = self.understudies.heir(lost.stage) if was_live else None
+        heir = self.understudies.heir(lost.stage, self.committed) if was_live else None
         self._remove(member)
         self._wrong.pop(member, None)
         if self._cast({} if heir is None else {heir: lost}):
@@ -578,7 +578,8 @@ class Job:
 
     def _stream_lost(self, member: Member, message: StreamLost) -> list[Send]:
         """Restarts a follower. It gets donors at the next commit, so a network that stays broken causes little work."""
-        return self._release_hold() + self._count() if self.followers.stream_lost(message.session) else []
+        lost = self.followers.stream_lost(message.session, self.committed)
+        return self._release_hold() + self._count() if lost else []
 
     def _release_hold(self) -> list[Send]:
         """If all workers wait for followers and none is late, starts a generation. Ready joiners become its members."""

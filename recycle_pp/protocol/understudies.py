@@ -6,7 +6,7 @@
     understudies.prepared(member, session, step, committed)     # the member can complete the commit of this step
     understudies.refused(member, session)               # the member has no room for the copy
     understudies.late(step)                             # understudies for which the commit of this step must wait
-    member = understudies.heir(stage)                   # the member that takes over if the stage's last worker dies
+    member = understudies.heir(stage, committed)        # the member that takes over if the stage's last worker dies
 
 When a stage has only one live worker left, a member of another stage becomes its understudy. It follows all units of
 that stage (`followers`), and keeps its own units. It is *in step* once it has the state after some step, and has
@@ -156,9 +156,9 @@ class Understudies:
         for member in members:
             self.followers.understudies[member].restart()
 
-    def heir(self, stage: int) -> Member | None:
-        """The understudy of this stage, if it is in step; else None."""
+    def heir(self, stage: int, committed: int) -> Member | None:
+        """The understudy of this stage, if it has all commits; else None."""
         for member, each in self.followers.understudies.items():
-            if each.worker is not None and each.worker.stage == stage and each.prepared is not None:
-                return member
+            if each.worker is not None and each.worker.stage == stage:
+                return member if each.prepared is not None or each.kept == committed else None
         return None

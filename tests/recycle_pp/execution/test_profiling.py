@@ -72,4 +72,4 @@ def test_a_process_that_takes_another_role_abandons_its_profile(profiling, sent)
     profiling.asked(Profile(3))
     commit(profiling, 3)
     profiling.close()
-    assert "another worker" in written(sent).failed
+    assert "another role" in written(sent).failed

@@ -10,6 +10,7 @@ from recycle_schedules import Worker
 from recycle_pp.protocol.followers import Followers
 from recycle_pp.protocol.understudies import Understudies
 from recycle_pp.protocol.units import Units
+from recycle_pp.wire.messages.units import UnitId
 
 from .orders import Order, assert_kept, assert_kept_by_all
 from .world import Fault
@@ -148,6 +149,32 @@ def test_an_understudy_is_only_chosen_if_its_own_stage_leaves_enough_memory_free
     followers.resume_understudy(2, live[3], donor=3, session=5)  # as after a take-over by a new coordinator
     room[live[2]] = 799.0
     assert chosen() == []
+
+
+def test_an_understudy_takes_over_even_if_the_broken_stream_is_reported_before_the_death_of_its_donor():
+    units, followers, live = Units(0), Followers(), {0: Worker(0, 0), 2: Worker(1, 0), 3: Worker(1, 1)}
+    for member, worker in live.items():
+        units.describe(member, worker.stage, "", {worker.stage: [("w", 100)]})
+    units.whole = lambda stage, live, serving: {3: [UnitId(1, 0)]}
+    understudies = Understudies(followers, each=8)
+
+    def lost(committed):
+        followers.add_understudy(2, live[3])
+        followers.find_donors(committed, 1, live, units, live)
+        session = followers.understudies[2].session
+        understudies.prepared(2, session, committed + 1, committed)
+        assert understudies.heir(1, committed) == 2 and followers.stream_lost(session, committed)
+
+    lost(committed=5)
+    assert understudies.heir(1, 5) == 2
+    assert understudies.heir(1, 6) is None, "its copy lacks a commit"
+    lost(committed=6)
+    followers.find_donors(6, 1, live, units, live)
+    assert understudies.heir(1, 6) is None, "its next session begins without a copy"
+    followers.add_understudy(2, live[3])
+    followers.find_donors(7, 1, live, units, live)
+    followers.stream_lost(followers.understudies[2].session, 7)
+    assert understudies.heir(1, 7) is None, "it was not in step yet"
 
 
 def test_a_commit_waits_for_the_understudys_gradient_but_not_forever():

@@ -104,7 +104,7 @@ def test_a_conversation_that_cannot_be_rendered_is_refused(template, messages, s
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [
-        ({"text": "a", "prompt": "b"}, "neither 'messages' nor 'prompt' and 'completion', but text, prompt"),
+        ({"text": "a", "prompt": "b"}, "neither 'messages' nor both 'prompt' and 'completion'; it has text, prompt"),
         ({"messages": "a"}, "'messages' is not a list of messages"),
         ({"messages": []}, "'messages' is not a list of messages"),
         ({"messages": [{"from": "gpt"}]}, "'messages' is not a list of messages"),
