@@ -14,6 +14,7 @@ import pytest
 
 from recycle_pp.config.settings import Data, Settings
 from recycle_pp.supervisor.supervisor import Supervisor
+from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
 from recycle_pp.wire.connection import ChannelClosed, serve
 from recycle_pp.wire.launch import Launch
@@ -31,6 +32,8 @@ from recycle_pp.wire.messages.supervisors import (
     Stopping,
     SupervisorWelcome,
 )
+
+from .children import wait_for_log
 
 HERE = Path(__file__).parent
 TOKEN = "a token of the job"
@@ -194,6 +197,7 @@ def test_the_first_rank_of_a_drained_node_tells_that_the_job_continues(local_ran
     async def main():
         async with joined(tmp_path, "wait", local_rank) as rank:
             await rank.spawn()
+            await asyncio.to_thread(wait_for_log, RunFolder(tmp_path).log("0.5"), "plays wait")  # it hears a SIGTERM
             rank.process.send_signal(signal.SIGTERM)
             await rank.receive(Stopping)
             rank.peer.send(Evict())
