@@ -72,7 +72,9 @@ def test_a_host_that_slows_down_as_a_whole_is_found_by_comparison_with_its_own_f
     with zygote.run([*sizes, "model=tiny", "run.steps=200", faults, f"run.dir={tmp_path / 'run'}"]) as job:
         assert job.wait(120) == 0, job.output
         found = [event for event in job.run.lines(job.run.events) if event["event"] == "slow"]
-        assert {event["worker"] for event in found} == hot and {event["against"] for event in found} == {"itself"}
+        assert {event["worker"] for event in found} == hot
+        # On a busy machine one of them may be found first, and then be slower than the peers that are not found yet.
+        assert [event["against"] for event in found].count("itself") >= 2, found
         assert all(event["step"] >= 124 and 1.8 < event["factor"] < 3 for event in found), found
         assert "1.0 times" not in job.output and "times as long as in its own first steps" in job.output
 
