@@ -307,5 +307,4 @@ def _exclusive(partial: Path) -> Iterator[BinaryIO]:
                 return
         finally:
             file.close()
-        # Another process has renamed or removed the partial file in the meantime, so the opened file is no longer the
-        # partial file. Tries again.
+        # Another process has meanwhile renamed or removed the partial file, so the opened file is a different one.

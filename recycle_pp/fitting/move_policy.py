@@ -139,9 +139,9 @@ class Outages:
     def _left(self, worker: Worker, now: float, soon: bool) -> float:
         """Expected seconds until this worker is back.
 
-        The estimate uses the past outages that lasted longer than this one has lasted so far. It is the mean of their
-        additional time. If there are none, returns the default, or for a starting process (`soon`) the seconds that
-        this outage has lasted, at least `START`.
+        The estimate is the mean time by which those past outages that exceed the present one exceed it. If there are
+        none, the estimate is the default or, for a starting process (`soon`), the seconds that this outage has lasted,
+        at least `START`.
         """
         age = now - self._away[worker]
         longer = [seconds - age for seconds in self._past if seconds > age]

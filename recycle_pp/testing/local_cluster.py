@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -41,15 +42,17 @@ from .ports import free_ports
 from .zygote import TERM_SECONDS, Part
 
 
-class Closing:
+class Closing(ABC):
+    """A context manager that closes itself at the end of the block."""
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def close(self) -> None: ...
 
 
 class LocalJob(Closing):

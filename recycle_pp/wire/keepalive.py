@@ -34,7 +34,7 @@ def is_silent(sock: socket.socket) -> bool:
 
 
 def arrived(sock: socket.socket) -> int:
-    """The bytes that this machine's kernel has received on the connection, including those that nobody has read yet.
+    """The bytes that this machine's kernel has received on the connection, including those that have not been read yet.
 
     Raises OSError if the socket is closed. `tcpi_bytes_received` has the bytes 128 to 135 of `struct tcp_info`.
     """

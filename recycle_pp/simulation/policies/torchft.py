@@ -10,8 +10,8 @@ class Torchft(Base):
     """A pipeline that has lost a worker pauses until it is whole again. The other pipelines discard the step, stall for
     a quorum, and continue with a smaller global batch (pytorch.org, June 2025: 2000 synthetic failures, no
     checkpoints). A new machine joins the pipeline that lacks the fewest machines. Once whole, that pipeline starts,
-    receives the state, and takes part. While no pipeline is whole, there is no progress. A step with a smaller global
-    batch counts as a fraction of a step."""
+    receives the state, and takes part. Training makes no progress while no pipeline is whole. A step with a smaller
+    global batch counts as a fraction of a step."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)
