@@ -28,7 +28,6 @@ from recycle_pp.state.survey import Survey, survey
 from recycle_pp.storage.store import StoreError
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.checkpoint_folders import finished, name
-from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.messages.islands import OuterState
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
@@ -36,14 +35,6 @@ from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Dig
 from .replicas import Replicas
 
 STORE_SECONDS = 60.0  # how long to repeat a request to a store that does not answer
-
-
-class CannotRestore(RuntimeError):
-    """Workers cannot restart from a checkpoint. step: number of steps in the newest intact one; 0 if none."""
-
-    def __init__(self, reason: str, step: int) -> None:
-        super().__init__(reason)
-        self.step = step
 
 
 class Whole(NamedTuple):
@@ -123,7 +114,6 @@ class Saving:
         self._assembles = False  # whether the assembler has received its request
         self.final = self._sharded = False
         self._outer: OuterState | None = None  # for an island: its position after the steps of the current checkpoint
-        self._restored = -1  # number of steps in the last restored checkpoint
         self.failed = False  # whether the last checkpoint of the run could not be written
 
     @property
@@ -178,28 +168,6 @@ class Saving:
     def path(self, step: int) -> Path:
         """The folder of the checkpoint with this number of steps."""
         return self._folder / name(step)
-
-    def restore_point(self, step: int, started: bool, present: int, stages: int) -> int:
-        """The number of steps in the checkpoint to restart from; 0 restarts from the beginning.
-
-        step     number of steps in the newest intact checkpoint; 0 if there is none
-        started  whether the job has started; before that, it can restart without a checkpoint
-        present  number of live workers
-        stages   number of stages
-
-        Raises CannotRestore if a started job has no checkpoint, if the job has already restarted from this one, or if
-        there are fewer live workers than stages.
-        """
-        if started and not step:
-            reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
-        elif step == self._restored:
-            reason = f"and the job has already restarted from {f'checkpoint {name(step)}' if step else 'step 0'}"
-        elif present < stages:
-            reason = f"and {plural(present, 'live worker')} cannot run {plural(stages, 'stage')}"
-        else:
-            self._restored = step
-            return step
-        raise CannotRestore(reason, step)
 
     def begin(
         self,

@@ -10,7 +10,7 @@ deaths.end_stuck(rank, stuck)                 # kills a worker that makes no pro
 
 1. `_count_as_dead` handles the first report of a death. The other workers continue in a new generation.
 2. The job reports `stage_lost` if a stage has no live worker, or if a part of its state has no copy left. Then all
-   workers restart from the newest checkpoint, some of them in different roles.
+   workers restart from the newest checkpoint or, if there is none, from step 0, some of them in different roles.
 3. `_explain` records the event of the death, once the cause is known or the wait for it has timed out.
    `restart_policy.py` then decides whether to restart the worker. A worker with a `+rejoin_at` fault restarts at the
    next commit instead.
@@ -33,10 +33,11 @@ from recycle_pp.telemetry.events.deaths import HangSuspected, cause_in_words
 from recycle_pp.telemetry.events.recovery import StageLost
 from recycle_pp.telemetry.events.workers import Respawned
 from recycle_pp.telemetry.recorder import UNKNOWN
+from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 
 from .after_commit import AfterCommit
-from .checkpoints import CannotRestore, Whole, newest_whole
+from .checkpoints import Whole, newest_whole
 from .driver import Driver
 from .ranks import NODE_LOSS, Rank
 from .state import JobState
@@ -181,41 +182,45 @@ class Deaths:
             self._restore(stage, why, whole)
 
     def _restore(self, stage: int, why: str, whole: Whole) -> None:
-        """Restarts all workers from the newest intact checkpoint, at least one in each stage, or stops the job."""
+        """Restarts all workers from the newest intact checkpoint, at least one in each stage, or stops the job.
+
+        Without a checkpoint they restart from step 0. This cannot repeat for ever: each loss of a stage includes a
+        death, and `run.respawns` limits the restarts of each worker.
+        """
         state = self._state
-        present = [rank for rank in state.roster if rank.alive]
-        stages = state.settings.parallel.stages
         if state.ending.signal is not None:
             self._driver.end_early()
             return
-        try:
-            step = state.saving.restore_point(whole.step, state.job.started, len(present), stages)
-        except CannotRestore as cannot:
-            death = self._newest.get(stage)
-            if death is not None and death.mistake:
-                self._stop_by_mistake(death)
-                return
-            again = f" and run.dir={state.run.path} run.resume=true: it continues with step {cannot.step}"
-            state.lifecycle.stop(
-                f"{why}, {cannot}. Start the run again with enough workers{again if cannot.step else ''}"
-                f"{self._why(stage)}"
-            )
+        self._after_commit.report_damage(whole.damaged)
+        present = [rank for rank in state.roster if rank.alive]
+        stages = state.settings.parallel.stages
+        if len(present) < stages:
+            why += f", and {plural(len(present), 'live worker')} cannot run {plural(stages, 'stage')}"
+            self._stop_after_loss(stage, why, whole.step)
             return
-        finally:
-            self._after_commit.report_damage(whole.damaged)
+        if state.settings.islands.store and state.job.started and not whole.step:
+            why += ", and there is no checkpoint; an island that has taken part cannot begin again at step 0"
+            self._stop_after_loss(stage, why, whole.step)
+            return
         state.saving.restarted()
-        state.storing.restored(step)
+        state.storing.restored(whole.step)
         state.spans.clear()
         state.digests.clear()
         before = dict(state.job.assignment)
-        self._driver.drive(Restarted(step, [rank.number for rank in present]))
+        self._driver.drive(Restarted(whole.step, [rank.number for rank in present]))
         state.restarts.recast({role: state.job.assignment[member] for member, role in before.items()})
         for rank in present:
             rank.spawn()
 
-    def _why(self, stage: int) -> str:
+    def _stop_after_loss(self, stage: int, why: str, step: int) -> None:
+        """Stops the job because a lost stage cannot be restored. step: see `Whole.step`"""
         death = self._newest.get(stage)
-        return f". The last death in stage {stage}: {cause_in_words(death)}" if death else ""
+        if death is not None and death.mistake:
+            self._stop_by_mistake(death)
+            return
+        again = f" and run.dir={self._state.run.path} run.resume=true: it continues with step {step}" if step else ""
+        last = f". The last death in stage {stage}: {cause_in_words(death)}" if death else ""
+        self._state.lifecycle.stop(f"{why}. Start the run again with enough workers{again}{last}")
 
     # -- cause and restart -------------------------------------------------------------------------------------
 

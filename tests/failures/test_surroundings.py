@@ -152,11 +152,20 @@ def test_a_stage_that_loses_its_last_worker_restarts_from_the_checkpoint(runs):
     assert [line["step"] for line in outcome.metrics] == [*range(40)] == [*outcome.samples], explain(outcome)
 
 
-@pytest.mark.slow
-def test_the_loss_of_a_stage_without_a_checkpoint_ends_the_job_with_advice(runs):
-    said = "stage 1 has no live worker left, and there is no checkpoint to restore it from; set checkpoint.every"
-    case = Case("loses a stage", "2x2", LAST_PEER, steps=10, deaths=2, ends=said)
-    runs.of(case, "a stage lost")
+def test_a_stage_that_loses_its_last_worker_before_the_first_checkpoint_restarts_from_step_0(runs):
+    case = Case("loses a stage", "2x2", (*LAST_PEER, "run.respawns=0"), steps=10, deaths=2)
+    outcome = runs.of(case, "a stage lost")
+    assert "all workers restart from step 0" in outcome.output
+    runs.check_exact(outcome)
+
+
+def test_a_stage_can_be_lost_again_and_again_before_the_first_checkpoint(runs):
+    """With one pipeline, each death is the loss of a stage."""
+    again = [SignalAt("restored", worker, nth=1 + number, after=1.5) for number, worker in enumerate(("0.0", "0.1"))]
+    case = Case("loses stages", "1x2", (), (SignalAt("started", "0.1", after=0.3), *again), steps=100, deaths=3)
+    outcome = runs.of(case, "a stage lost")
+    assert [e["checkpoint"] for e in outcome.all("restored")] == [0, 0, 0], explain(outcome)
+    runs.check_exact(outcome)
 
 
 @pytest.mark.slow

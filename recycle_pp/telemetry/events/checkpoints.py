@@ -89,8 +89,8 @@ class CheckpointNotStored(Event):
 
 
 def folder(checkpoint: int) -> str:
-    """A checkpoint in words, such as "checkpoint step-000020". checkpoint: number of steps in it."""
-    return f"checkpoint step-{checkpoint:06d}"
+    """A checkpoint in words, such as "checkpoint step-000020". checkpoint: number of steps in it, or 0."""
+    return f"checkpoint step-{checkpoint:06d}" if checkpoint else "step 0"
 
 
 def _unsaved(newest: int | UnsetType, seconds: float) -> str:

@@ -83,9 +83,9 @@ class StageLost(Event):
 
 
 class Restored(Event):
-    """All workers restart from a checkpoint. `checkpoint`: number of steps in it. `undone_from`, `undone_to`: the first
-    and the last step that are rolled back, or null. (New metrics and samples files, without the lines of these steps,
-    replace the old ones.)"""
+    """All workers restart from a checkpoint. `checkpoint`: number of steps in it; 0: there is none, so they restart
+    from step 0. `undone_from`, `undone_to`: the first and the last step that are rolled back, or null. (New metrics and
+    samples files, without the lines of these steps, replace the old ones.)"""
 
     exported = True
     checkpoint: Count

@@ -8,6 +8,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
+from recycle_pp.coordinator.checkpoints import Whole
 from recycle_pp.coordinator.deaths import Deaths
 from recycle_pp.coordinator.driver import Driver as RealDriver
 from recycle_pp.fitting.problem import initial_problem
@@ -106,7 +107,7 @@ def loses_a_stage(monkeypatch, savers=()):
     faults = {"fail_at": ["3:0.1", "3:1.1"], "rejoin_at": ["20:0.1", "30:1.1"]}
     settings = Settings(parallel=Parallel(pipelines=2, stages=2), **faults)
     state = job_state(settings)
-    monkeypatch.setattr(state.saving, "restore_point", lambda step, started, present, stages: 5)
+    monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: Whole(5))
     job, ranks = state.job, [state.roster.enter(number) for number in range(4)]
 
     async def dies():
