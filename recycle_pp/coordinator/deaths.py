@@ -198,9 +198,8 @@ class Deaths:
             why += f", and {plural(len(present), 'live worker')} cannot run {plural(stages, 'stage')}"
             self._stop_after_loss(stage, why, whole.step)
             return
-        if state.settings.islands.store and state.job.started and not whole.step:
-            why += ", and there is no checkpoint; an island that has taken part cannot begin again at step 0"
-            self._stop_after_loss(stage, why, whole.step)
+        if not whole.step and (reason := self._no_beginning(whole)):
+            self._stop_after_loss(stage, f"{why}, and {reason}", whole.step)
             return
         state.saving.restarted()
         state.storing.restored(whole.step)
@@ -211,6 +210,15 @@ class Deaths:
         state.restarts.recast({role: state.job.assignment[member] for member, role in before.items()})
         for rank in present:
             rank.spawn()
+
+    def _no_beginning(self, whole: Whole) -> str:
+        """Why the job must not restart from step 0, in words; "" if it may."""
+        state = self._state
+        if state.saving.newest_step or whole.damaged:
+            return "no checkpoint could be read"
+        if state.settings.islands.store and state.job.started:
+            return "there is no checkpoint; an island that has taken part cannot begin again at step 0"
+        return ""
 
     def _stop_after_loss(self, stage: int, why: str, step: int) -> None:
         """Stops the job because a lost stage cannot be restored. step: see `Whole.step`"""

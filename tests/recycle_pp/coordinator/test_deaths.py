@@ -100,14 +100,21 @@ def test_a_death_at_the_end_of_the_job_is_recorded(of):
     assert of.recorder.causes == ["unknown"] and of.supervisor.received == []
 
 
-def loses_a_stage(monkeypatch, savers=()):
+FOUND = Whole(5)
+
+
+def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0):
     """The state and the ranks of a job that has lost its stage 1 and restarts from a checkpoint.
 
-    savers: members that wrote a part of another checkpoint when the stage was lost"""
+    savers  members that wrote a part of another checkpoint when the stage was lost
+    whole   the checkpoint that is found
+    saved   number of steps in the newest checkpoint that the coordinator knows
+    """
     faults = {"fail_at": ["3:0.1", "3:1.1"], "rejoin_at": ["20:0.1", "30:1.1"]}
     settings = Settings(parallel=Parallel(pipelines=2, stages=2), **faults)
     state = job_state(settings)
-    monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: Whole(5))
+    monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: whole)
+    state.saving._newest = saved
     job, ranks = state.job, [state.roster.enter(number) for number in range(4)]
 
     async def dies():
@@ -126,7 +133,7 @@ def loses_a_stage(monkeypatch, savers=()):
             state.saving.begin(10, savers, False, {0, 2, 3})
         generation = job.generation
         deaths.disconnected(ranks[3], 0)
-        while job.phase != "starting":  # the checkpoints are read in a thread
+        while job.phase != "starting" and not state.lifecycle.over:  # the checkpoints are read in a thread
             await asyncio.sleep(0.01)
         assert job.generation == generation
 
@@ -151,6 +158,17 @@ def test_after_the_last_death_of_a_stage_the_survivors_fill_all_stages_and_resta
 def test_after_a_restart_from_a_checkpoint_no_checkpoint_waits_for_the_replaced_processes(monkeypatch):
     state, _ = loses_a_stage(monkeypatch, savers=[0, 3])
     assert not state.saving.busy and not state.saving.occupied
+
+
+def test_without_a_checkpoint_all_workers_restart_from_step_0(monkeypatch):
+    state, _ = loses_a_stage(monkeypatch, whole=Whole())
+    assert state.job.first_step == 0 and not state.lifecycle.over
+
+
+@pytest.mark.parametrize(("whole", "saved"), [(Whole(0, {5: "truncated"}), 5), (Whole(), 5)])
+def test_if_no_checkpoint_can_be_read_the_job_stops_and_does_not_begin_again(whole, saved, monkeypatch):
+    state, _ = loses_a_stage(monkeypatch, whole=whole, saved=saved)
+    assert state.lifecycle.over
 
 
 def test_a_worker_whose_role_was_taken_over_still_returns_at_its_rejoin_at():
