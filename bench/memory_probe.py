@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle_pp.comm.tcp import connection
-from recycle_pp.execution import worker
+from recycle_pp.execution import loading
 from recycle_pp.execution.commits import Commits
 from recycle_pp.linux.processes import memory_of
 
@@ -56,8 +56,8 @@ def _probed_settle(self: Any, *arguments: Any) -> None:
         path.write_text(json.dumps(_records))
 
 
-_worker: Any = worker
-_stage, _worker._stage = _worker._stage, _probed_stage
+_loading: Any = loading
+_stage, _loading._stage = _loading._stage, _probed_stage
 _connections: Any = connection.Connection
 _send, _connections.send = _connections.send, _probed_send
 _commits: Any = Commits

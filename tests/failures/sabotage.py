@@ -43,7 +43,7 @@ from triton.runtime.errors import OutOfResources
 
 from recycle_pp.comm.tcp import collectives
 from recycle_pp.data.batches import Batches
-from recycle_pp.execution import worker
+from recycle_pp.execution import ready
 from recycle_pp.execution.commits import Commits
 from recycle_pp.execution.session import Session
 from recycle_pp.model.stage import Stage
@@ -57,7 +57,7 @@ from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.recovery import Recovery
 from recycle_pp.telemetry.traces import Traces
 
-_init, _forward, _platform, _time = Stage.__init__, Stage.forward, worker.platform, time.time
+_init, _forward, _platform, _time = Stage.__init__, Stage.forward, ready.platform, time.time
 _step_units = StageOptimizer.step
 _batch, _all_reduce, _write_part, _save = (
     Batches.batch,
@@ -227,7 +227,7 @@ def jumping_time():
     return _time() + sabotage().get("clock", 0) * (int(time.monotonic() * 20) % 3 - 1)
 
 
-Stage.__init__, Stage.forward, worker.platform, time.time = init, forward, platform, jumping_time
+Stage.__init__, Stage.forward, ready.platform, time.time = init, forward, platform, jumping_time
 _end, Heartbeat.end = Heartbeat.end, end
 _committed, Recorder._committed = Recorder._committed, committed
 _vote, Commits.vote = Commits.vote, vote

@@ -11,7 +11,7 @@ import torch
 
 from recycle_pp.comm.waiting import Pool
 from recycle_pp.config.settings import Settings
-from recycle_pp.execution import device, worker
+from recycle_pp.execution import device, loading
 from recycle_pp.execution.activity import Doing
 from recycle_pp.execution.device import backend_for, choose, notes, platform
 from recycle_pp.numerics import torch_operations as reference
@@ -201,9 +201,9 @@ def test_a_worker_compiles_everything_before_it_is_ready(chosen, warmed, monkeyp
     def fake(name):
         return lambda *arguments: SimpleNamespace(warm=lambda: done.append(name))
 
-    monkeypatch.setattr(worker, "Stage", fake("stage"))
-    monkeypatch.setattr(worker, "StageOptimizer", fake("optimizer"))
-    worker._stage(Settings(), 0, chosen, "", Doing(), {}, filled=True)
+    monkeypatch.setattr(loading, "Stage", fake("stage"))
+    monkeypatch.setattr(loading, "StageOptimizer", fake("optimizer"))
+    loading._stage(Settings(), 0, chosen, "", Doing(), {}, filled=True)
     assert done == warmed
 
 
