@@ -195,6 +195,9 @@ class Deaths:
         present = [rank for rank in state.roster if rank.alive]
         stages = state.settings.parallel.stages
         if len(present) < stages:
+            if any(rank.died > rank.explained for rank in state.roster):  # such a worker may be restarted
+                state.timers.after(CAUSE_SECONDS, self._restart, stage, why)
+                return
             why += f", and {plural(len(present), 'live worker')} cannot run {plural(stages, 'stage')}"
             self._stop_after_loss(stage, why, whole.step)
             return

@@ -9,7 +9,7 @@ from recycle_schedules import Worker
 from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
 from recycle_pp.coordinator.checkpoints import Whole
-from recycle_pp.coordinator.deaths import Deaths
+from recycle_pp.coordinator.deaths import CAUSE_SECONDS, Deaths
 from recycle_pp.coordinator.driver import Driver as RealDriver
 from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.protocol.assignment import exchanged, initial
@@ -103,12 +103,13 @@ def test_a_death_at_the_end_of_the_job_is_recorded(of):
 FOUND = Whole(5)
 
 
-def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0):
+def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=()):
     """The state and the ranks of a job that has lost its stage 1 and restarts from a checkpoint.
 
     savers  members that wrote a part of another checkpoint when the stage was lost
     whole   the checkpoint that is found
     saved   number of steps in the newest checkpoint that the coordinator knows
+    dying   members that die while the job waits for the causes of deaths; their own causes are known later
     """
     faults = {"fail_at": ["3:0.1", "3:1.1"], "rejoin_at": ["20:0.1", "30:1.1"]}
     settings = Settings(parallel=Parallel(pipelines=2, stages=2), **faults)
@@ -133,6 +134,11 @@ def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0):
             state.saving.begin(10, savers, False, {0, 2, 3})
         generation = job.generation
         deaths.disconnected(ranks[3], 0)
+        for number in dying:
+            deaths.dying(ranks[number], Dying(0, at=1.0))
+        await asyncio.sleep(2 * CAUSE_SECONDS if dying else 0)
+        for number in dying:
+            deaths.reported(ranks[number], Died(0, Death("signal", "SIGKILL"), False))
         while job.phase != "starting" and not state.lifecycle.over:  # the checkpoints are read in a thread
             await asyncio.sleep(0.01)
         assert job.generation == generation
@@ -158,6 +164,11 @@ def test_after_the_last_death_of_a_stage_the_survivors_fill_all_stages_and_resta
 def test_after_a_restart_from_a_checkpoint_no_checkpoint_waits_for_the_replaced_processes(monkeypatch):
     state, _ = loses_a_stage(monkeypatch, savers=[0, 3])
     assert not state.saving.busy and not state.saving.occupied
+
+
+def test_workers_that_will_be_restarted_count_as_workers_of_the_restored_job(monkeypatch):
+    state, ranks = loses_a_stage(monkeypatch, dying=(0, 2))
+    assert state.job.waiting == {0, 2} and not state.lifecycle.over
 
 
 def test_without_a_checkpoint_all_workers_restart_from_step_0(monkeypatch):

@@ -26,9 +26,7 @@ def test_a_worker_waits_for_the_commit_if_the_job_then_validates_or_saves_or_end
 
 
 @pytest.mark.parametrize(("reproducible", "early"), [(True, {0, 1, 2}), (False, {1})])
-def test_a_stage_with_tied_weights_waits_for_the_commit_unless_sums_are_reproducible(
-    reproducible, early, monkeypatch
-):
+def test_a_stage_with_tied_weights_waits_for_the_commit_unless_sums_are_reproducible(reproducible, early, monkeypatch):
     """Its early update contains the sum of the other tied stage. If that stage repeats its sum after a death, the
     weights that both stages hold would differ."""
     found = set()
