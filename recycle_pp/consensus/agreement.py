@@ -1,6 +1,6 @@
 """Elects the leader, which is the supervisor that hosts the coordinator, and agrees on memberships.
 
-    agreement = make_agreement(settings, rank, address, token, leader)       # one in every supervisor
+    agreement = make_agreement(settings, rank, address, token, job_id, leader)       # one in every supervisor
     leader = await agreement.leader(after=leader.term)      # after a loss; the next leader may be this supervisor
     await agreement.agree(4, {0: Place("10.0.0.2", 4711), ...})  # on the leader, before each generation starts
     await agreement.successor(leader)                      # waits for a leader that replaces `leader`

@@ -75,7 +75,7 @@ class Election:
     patience    seconds within which all other supervisors notice a loss that this one has noticed. An election,
                 or the acknowledgement of a membership, may take `patience + SLACK_SECONDS`
     refused     see `VoterClient`
-    first_term, others      see `make_agreement`
+    first_term, others, job_id      see `make_agreement`
     """
 
     def __init__(
@@ -88,10 +88,12 @@ class Election:
         refused: float = REFUSED,
         first_term: int = 0,
         others: Mapping[int, Place] = MappingProxyType({}),
+        job_id: str = "",
     ) -> None:
         self._rank = rank
         self._address = address
         self._token = token
+        self._job_id = job_id
         self._patience = patience
         self._refused = refused
         self._known = others
@@ -410,7 +412,7 @@ class Election:
         return [(rank, place) for rank, place in sorted(self.voter.members().items()) if rank != self._rank]
 
     def _client(self, place: Place) -> VoterClient:
-        return self._clients.setdefault(place, VoterClient(place, self._token, self._refused))
+        return self._clients.setdefault(place, VoterClient(place, self._token, self._refused, self._job_id))
 
 
 def _names(ranks: Any) -> str:

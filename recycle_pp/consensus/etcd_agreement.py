@@ -73,6 +73,7 @@ class EtcdAgreement:
     patience    seconds without a renewal after which a leader's lease expires
     first_term  see `make_agreement`
     new         whether this supervisor is on a new node, and not a member yet
+    job_id      see `make_agreement`
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class EtcdAgreement:
         patience: float,
         first_term: int = 0,
         new: bool = False,
+        job_id: str = "",
     ) -> None:
         self._first_term = first_term
         self._new = new
@@ -93,6 +95,7 @@ class EtcdAgreement:
         self._address = Place(*address)
         self._patience = patience
         self._token = token
+        self._job_id = job_id
         self._prefix = f"/recycle_pp/{hashlib.sha256(token.encode()).hexdigest()[:16]}/"
         self._run: str | None = None
         self._own_term: Leader | None = None  # this supervisor, with the term that it leads; None: it does not lead
@@ -213,7 +216,7 @@ class EtcdAgreement:
             with suppress(OSError, Unreachable, Refusal, LostMajority):
                 leader = (await self._read_view()).leader
                 if leader is not None and leader.term == after:
-                    client = VoterClient(Place(leader.host, leader.port), self._token)
+                    client = VoterClient(Place(leader.host, leader.port), self._token, job_id=self._job_id)
                     try:
                         if (await client.ask(encode(Who()))).leader == leader:
                             return leader

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 
 from recycle_pp.wire.connection import Peer, connect
-from recycle_pp.wire.messages.agreement import TO_CANDIDATE, Answer, Place
+from recycle_pp.wire.messages.agreement import TO_CANDIDATE, Answer, OtherJob, Place
 from recycle_pp.wire.messages.handshake import CandidateHello
 
 from .refusal import REFUSED, Refusal
@@ -24,17 +24,19 @@ class VoterClient:
     """A client of one other supervisor's `Voter`. Connects at the first request, and reconnects after a loss.
 
     refused: seconds of refused connections after which the other supervisor counts as dead.
+    job_id: of the job to which this supervisor belongs
     """
 
-    def __init__(self, place: Place, token: str, refused: float = REFUSED) -> None:
+    def __init__(self, place: Place, token: str, refused: float = REFUSED, job_id: str = "") -> None:
         self._place = place
         self._token = token
+        self._hello = CandidateHello(job_id)
         self._refusal = Refusal(refused)
         self._connecting: asyncio.Task[_Connection] | None = None
 
     async def ask(self, question: bytes) -> Answer:
         """The answer to an encoded request. Raises OSError if no answer comes within `ANSWER_SECONDS`, and
-        ConnectionRefusedError if the other supervisor counts as dead (`Refusal`)."""
+        ConnectionRefusedError if the other supervisor counts as dead (`Refusal`) or another job has its address."""
         if self._connecting is None or (self._connecting.done() and self._is_lost(self._connecting)):
             self._connecting = asyncio.create_task(self._connect())
         connection = await asyncio.shield(self._connecting)  # shared by concurrent requests
@@ -43,7 +45,7 @@ class VoterClient:
     async def _connect(self) -> _Connection:
         place = self._place
         try:
-            peer = await connect(place.host, place.port, self._token, CandidateHello(), CONNECT_SECONDS)
+            peer = await connect(place.host, place.port, self._token, self._hello, CONNECT_SECONDS)
         except ConnectionRefusedError as error:
             if self._refusal.lasts(place.process):
                 raise
@@ -83,10 +85,14 @@ class _Connection:
         """Assigns answers to requests, in order, until the connection is lost."""
         try:
             async for message in self._peer.listen(TO_CANDIDATE):
-                assert isinstance(message, Answer)  # the only message to a candidate
+                assert isinstance(message, Answer | OtherJob)  # the only messages to a candidate
                 answer = self._asked.popleft()
-                if not answer.done():  # not timed out
+                if answer.done():  # timed out
+                    continue
+                if isinstance(message, Answer):
                     answer.set_result(message)
+                else:
+                    answer.set_exception(ConnectionRefusedError("another job has the address of the supervisor"))
         finally:
             self._peer.abort()
             for answer in self._asked:

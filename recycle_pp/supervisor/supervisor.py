@@ -45,7 +45,7 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.connection import Peer, connect, serve
 from recycle_pp.wire.join import Entered, Surplus, enter
 from recycle_pp.wire.launch import Address, Launch, keep_token, new_token, publish, remove_token, withdraw
-from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
+from recycle_pp.wire.messages.agreement import TO_VOTER, Leader, OtherJob, Place, Takeover
 from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello, WorkerHello
 from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
@@ -209,7 +209,9 @@ class Supervisor:
         self._run = run
         self._token = wanted.token
         self._job_id = secrets.token_hex(8)
-        agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None, run.first_term)
+        agreement = make_agreement(
+            settings, self._launch.rank, self._place, wanted.token, self._job_id, None, run.first_term
+        )
         try:
             await self._leadership.start(agreement)
         except LostMajority as lost:
@@ -357,8 +359,9 @@ class Supervisor:
             interface = self._own_settings.control.interface
             host = address_of(interface) if interface else peer.local_host
             await self._listen(host, 0, self._token, self._settings)
+            rank, token, others = self._launch.rank, self._token, message.places
             agreement = make_agreement(
-                self._settings, self._launch.rank, self._place, self._token, message.leader, others=message.places
+                self._settings, rank, self._place, token, self._job_id, message.leader, others=others
             )
             self._leadership.join(agreement, message.leader)
         monitor = self._monitor
@@ -438,6 +441,9 @@ class Supervisor:
         if self._is_of_another_job(peer.hello):
             if isinstance(peer.hello, SupervisorHello):
                 peer.send(NoPlace("another job with the same token has started at the address of this node's job"))
+            elif isinstance(peer.hello, CandidateHello):
+                async for _ in peer.listen(TO_VOTER):
+                    peer.send(OtherJob())
         elif not isinstance(peer.hello, CandidateHello):
             await self._leadership.admit(peer)
         elif self._leadership.agreement is not None:
@@ -446,7 +452,7 @@ class Supervisor:
     def _is_of_another_job(self, hello: Message) -> bool:
         """Whether the sender belongs to an earlier job, whose coordinator had the same address. The sender was
         suspended while that job ended."""
-        known = isinstance(hello, SupervisorHello | WorkerHello) and hello.job_id
+        known = isinstance(hello, SupervisorHello | WorkerHello | CandidateHello) and hello.job_id
         return bool(known) and known != self._job_id
 
     async def _start_host(self, leader: Leader, takeover: Takeover | None) -> Host:

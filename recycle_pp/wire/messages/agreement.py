@@ -118,4 +118,9 @@ class Answer(Message, frozen=True):
     leader: Leader | None
 
 
+@sent(VOTER, CANDIDATE)
+class OtherJob(Message, frozen=True):
+    """Answers each question of a candidate of an earlier job, whose supervisor had the voter's address."""
+
+
 TO_VOTER, TO_CANDIDATE = Vocabulary(CANDIDATE, VOTER), Vocabulary(VOTER, CANDIDATE)

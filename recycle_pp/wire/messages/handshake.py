@@ -72,7 +72,12 @@ class WorkerHello(Message, frozen=True):
 @sent(CANDIDATE, LISTENER)
 class CandidateHello(Message, frozen=True):
     """The first message of a candidate or leader of the supervisors' agreement to another supervisor. Questions to the
-    voter of that supervisor follow."""
+    voter of that supervisor follow.
+
+    job_id  of the job to which the sender belongs; "" if the sender asks nothing
+    """
+
+    job_id: str = ""
 
 
 @sent(OPERATOR, LISTENER)

@@ -13,12 +13,16 @@ import psutil
 import pytest
 
 from recycle_pp.config.settings import Data, Settings
+from recycle_pp.consensus.agreement import LostMajority
+from recycle_pp.consensus.election import Election
+from recycle_pp.consensus.voter_client import VoterClient
 from recycle_pp.supervisor.supervisor import Supervisor
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
 from recycle_pp.wire.connection import ChannelClosed, serve
+from recycle_pp.wire.frames import encode
 from recycle_pp.wire.launch import Launch
-from recycle_pp.wire.messages.agreement import Leader
+from recycle_pp.wire.messages.agreement import Leader, Membership, Place, Who
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
     FROM_SUPERVISOR,
@@ -311,5 +315,31 @@ def test_a_coordinator_whose_name_has_several_addresses_is_known_by_its_name(mon
         await supervisor._listen("node0", port, TOKEN, Settings())
         assert supervisor._place[:2] == ("node0", port)
         supervisor.close()
+
+    run(main())
+
+
+def test_a_leader_of_an_earlier_job_cannot_depose_the_leader_at_the_same_address():
+    async def main():
+        supervisor = Supervisor(Launch())
+        await supervisor._listen("127.0.0.1", 0, TOKEN, Settings())
+        place, elsewhere = supervisor._place._replace(process=""), Place("127.0.0.1", free_ports())
+        supervisor._job_id = "new"
+        leader = Leader(0, 0, *place[:2])
+        supervisor._leadership.agreement = new = Election(0, place, TOKEN, leader, job_id="new")
+        old = Election(1, elsewhere, TOKEN, leader, job_id="old")
+        old.voter.memberships = [Membership((1, 5), 1, {0: place, 1: elsewhere})]
+        old.voter.follow(Leader(1, 1, *elsewhere[:2]))
+        try:
+            with pytest.raises(LostMajority, match="only 1 of supervisors 0, 1 can answer"):
+                await asyncio.wait_for(old.confirm(held=False), 5)
+            assert new.voter.leader == leader and new.voter.term == 0
+            same = VoterClient(place, TOKEN, job_id="new")
+            assert (await same.ask(encode(Who()))).leader == leader
+            same.close()
+        finally:
+            for agreement in (old, new):
+                agreement.close()
+            supervisor.close()
 
     run(main())
