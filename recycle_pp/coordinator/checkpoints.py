@@ -4,6 +4,7 @@
     out = saving.saved(member, message)     # a part is written
     out = saving.compared(member, message)  # a member's digests have arrived
     out = saving.died(member, live)         # the run's last checkpoint gets another saver; any other one is abandoned
+    stages = saving.kept()                  # stages that no longer need a worker for the run's last checkpoint
     out = saving.only(live)                 # treats awaited members that are not in `live` as dead
     out = saving.returned(member)           # resends a request that may have been lost with the member's connection
     saving.restarted()                      # all workers restart; the checkpoint is abandoned
@@ -125,6 +126,15 @@ class Saving:
         """Whether a checkpoint is being saved, or a member is still writing a part of an abandoned one. Such a member
         would be late with its part of a new checkpoint."""
         return self.busy or bool(self.writing)
+
+    def kept(self) -> list[int]:
+        """The stages whose parts of the run's last checkpoint are written, while it is being saved. With a store there
+        are none, because each node may keep its parts on its own disk."""
+        if not (self.final and self.busy and self._store is None):
+            return []
+        assignment = self._assignment()
+        missing = {assignment[member].stage for member in self._missing.values()}
+        return sorted({worker.stage for worker in assignment.values()} - missing)
 
     def slow(self) -> str:
         """The workers that delay the current save, as text: "workers 0.1, 1.2"."""
@@ -261,7 +271,9 @@ class Saving:
         assignment = self._assignment()
         stage = assignment[member].stage
         peers = sorted(peer for peer in live if assignment[peer].stage == stage)
-        if not self.final or not peers:  # only the run's last checkpoint is worth saving, as no other one follows it
+        heirs = live if self._assembler == member else peers
+        if not self.final or not heirs:  # only the run's last checkpoint is worth saving, as no other one follows it
+            self.failed = self.failed or self.final
             self.abandon()
             return []
         if self._assembler == member:

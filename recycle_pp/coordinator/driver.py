@@ -50,7 +50,8 @@ class Driver:
         state = self._state
         if state.lifecycle.over:
             return
-        saving = SavingChanged(state.saving.occupied, state.ending.save_due)
+        kept = [*state.saving.kept(), *state.storing.kept()]
+        saving = SavingChanged(state.saving.occupied, state.ending.save_due, kept)
         if saving != state.job.saving:
             self._handle(saving)
         self._handle(event)

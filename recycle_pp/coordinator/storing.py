@@ -4,6 +4,7 @@
     out = storing.uploaded(member, message)    # some parts are in the store; after the last one, requests the seal
     out = storing.died(member, live)           # requests the upload from another member; None: no other one has a part
     out = storing.returned(member)             # resends requests that may have been lost with the connection
+    stages = storing.kept()                    # stages that no longer need a worker for the run's last checkpoint
     storing.validated(step, loss)              # for checkpoint.keep_best: the loss after this number of steps
     storing.sealed(message)                    # the checkpoint is whole in the store
     storing.failed(message)                    # abandons the checkpoint
@@ -61,6 +62,14 @@ class Storing:
     def uploading(self) -> int:
         """Number of steps in the checkpoint that is being stored; 0 if there is none."""
         return self.step if self.busy else 0
+
+    def kept(self) -> list[int]:
+        """The stages whose parts of the run's last checkpoint are in the store, or that any worker can upload, while
+        the checkpoint is being stored."""
+        if not (self.final and self.busy):
+            return []
+        missing = set() if self._whole else {writer(part)[1] for part in self._uploading}
+        return sorted({worker.stage for worker in self._assignment().values()} - missing)
 
     def unsaved(self) -> tuple[int, float]:
         """(number of steps in the newest stored checkpoint or 0, seconds). The seconds count from the time when this

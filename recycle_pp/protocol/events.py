@@ -142,10 +142,12 @@ class SavingChanged(Event, frozen=True):
 
     occupied: a checkpoint is being written, so only the run's last checkpoint may start
     due: the next commit must save a checkpoint
+    kept: stages whose part of the run's last checkpoint would survive the death of all their workers
     """
 
     occupied: bool
     due: bool
+    kept: list[int] = []
 
 
 class SettingsChanged(Event, frozen=True):

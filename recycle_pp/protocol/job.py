@@ -197,7 +197,7 @@ class Job:
 
     def _died(self, event: WorkerDied) -> list[Send]:
         """Removes a dead member, and starts a generation without it if it took part. Raises StageLost if its stage has
-        no worker left. Later deaths do not raise it again."""
+        no worker left, unless all steps are done and its state is saved. Later deaths do not raise it again."""
         member = event.member
         if self.phase == "starting":
             for of in (self.waiting, self.live, self.leaving):
@@ -212,7 +212,7 @@ class Job:
         self._wrong.pop(member, None)
         if self._cast({} if heir is None else {heir: lost}):
             return self._regroup(rebuild=True)
-        self._check_stages(self.live)
+        self._check_stages(self.live, self.saving.kept if self.phase in ("ended", "finished") else ())
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._validation.step is None
         # If units are sharded and some live member has not finished, it may still need weights from the dead one.
         idle = idle and (self.units.complete or self.live <= self.finished)
@@ -307,8 +307,9 @@ class Job:
         return self._release_hold() + self._find_donors() + self._count()
 
     def _plan_made(self, event: PlanMade) -> list[Send]:
-        # A plan made before a (re)start is dropped, because the first generation requests a new one.
-        if self.phase not in ("starting", "lost"):
+        # A plan made before a (re)start is dropped, because the first generation requests a new one. After the last
+        # step no plan is needed, and a stage may have no worker left.
+        if self.phase not in ("starting", "lost", "ended", "finished"):
             self.steady.made(self.steady.plan(event.problem), self.problem_now())
         return []
 
@@ -620,8 +621,9 @@ class Job:
                 self.followers.died(heir)
         return self.assignment is not before
 
-    def _check_stages(self, live: Collection[Member]) -> None:
-        stages = {self.assignment[member].stage for member in live}
+    def _check_stages(self, live: Collection[Member], kept: Collection[int] = ()) -> None:
+        """Raises StageLost if a stage has no live member. kept: stages that need none, while any member is live."""
+        stages = {self.assignment[member].stage for member in live}.union(kept if live else ())
         for stage in range(self.problem.stages):
             if stage not in stages:
                 self.phase = "lost"  # later messages are ignored

@@ -59,6 +59,31 @@ def test_a_worker_that_dies_while_it_assembles_the_last_checkpoint_is_replaced(t
     assert asked(last.only(LIVE)) == [(0, Assemble)]
 
 
+def test_the_last_checkpoint_keeps_a_stage_without_workers_once_its_part_is_written(tmp_path):
+    """Member 0 is the only live worker, so stage 1 has none."""
+    last = saving(tmp_path, final=True)
+    assert last.kept() == [] and saving(tmp_path, final=False).kept() == []
+    last.saved(1, Saved(8, part="1"))
+    assert last.kept() == [1] and last.only([0]) == []
+    assert last.saved(0, Saved(8, part="0")) == [(0, Assemble(8, ["1", "0"]))] and last.kept() == [0, 1]
+    last.assembling(1, Assembling(8))
+    assert asked(last.died(1, [0])) == [(0, Assemble)] and not last.failed
+
+
+def test_the_last_checkpoint_fails_if_no_worker_is_left_to_write_a_part_or_assemble_it(tmp_path):
+    for died in (lambda last: last.died(1, [0]), lambda last: (last.assembling(1, Assembling(8)), last.died(1, []))):
+        last = saving(tmp_path, final=True)
+        died(last)
+        assert last.failed and not last.busy and last.kept() == []
+
+
+def test_with_a_store_a_part_on_one_disk_keeps_no_stage():
+    last = Saving(Path("nowhere"), lambda: WORKERS, store="s3://bucket/run")
+    last.begin(8, SAVERS, True, live=())
+    last.saved(1, Saved(8))
+    assert last.busy and last.kept() == []
+
+
 def test_a_checkpoint_is_abandoned_if_its_saver_dies(tmp_path):
     early = saving(tmp_path, final=False)
     assert early.only(LIVE) == [] and not early.busy

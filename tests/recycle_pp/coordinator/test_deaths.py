@@ -14,6 +14,7 @@ from recycle_pp.coordinator.driver import Driver as RealDriver
 from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.protocol.assignment import exchanged, initial
 from recycle_pp.protocol.events import Outcome, ProblemChanged, WorkerDied, WorkerReady
+from recycle_pp.wire.messages.saving import Assembled, Saved
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
 
 from .states import Driver, job_state
@@ -180,6 +181,34 @@ def test_without_a_checkpoint_all_workers_restart_from_step_0(monkeypatch):
 def test_if_no_checkpoint_can_be_read_the_job_stops_and_does_not_begin_again(whole, saved, monkeypatch):
     state, _ = loses_a_stage(monkeypatch, whole=whole, saved=saved)
     assert state.lifecycle.over
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_the_loss_of_a_stage_after_the_last_step_changes_nothing_if_its_part_is_saved(saved):
+    state = job_state(Settings(parallel=Parallel(pipelines=1, stages=2)))
+    job, ranks = state.job, [state.roster.enter(number) for number in range(2)]
+    job.live, job.finished, job.committed, job.phase = {0, 1}, {0, 1}, job.steps - 1, "finished"
+    state.recorder.finished = lambda digests: None
+
+    async def dies():
+        driver = RealDriver(state, SimpleNamespace(agree=asyncio.sleep))
+        after_commit = AfterCommit(state, driver)
+        deaths = Deaths(state, driver, after_commit)
+        state.saving.begin(job.steps, [0, 1], final=True, live={})
+        for rank in ranks:
+            rank.incarnation, rank.alive = 0, True
+        if saved:
+            after_commit.saved(ranks[1], Saved(job.steps))
+        deaths.disconnected(ranks[1], 0)
+        if not saved:
+            assert job.phase == "lost" and state.saving.failed
+            return
+        after_commit.saved(ranks[0], Saved(job.steps))
+        assert job.phase == "finished" and not state.lifecycle.over
+        after_commit.assembled(ranks[0], Assembled(job.steps))
+        assert state.lifecycle.code == 0
+
+    asyncio.run(dies())
 
 
 def test_a_worker_whose_role_was_taken_over_still_returns_at_its_rejoin_at():

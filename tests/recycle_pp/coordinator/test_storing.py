@@ -66,6 +66,19 @@ def test_the_parts_of_a_lost_node_are_lost_unless_all_nodes_share_the_folder(sto
     assert storing.died(0, {2, 3}) == [(2, Upload(8, PARTS[:1]))]
 
 
+def test_the_last_checkpoint_keeps_the_stages_whose_parts_survive_the_loss_of_any_node(storing):
+    storing.begin(8, PARTS, False, True, LIVE)
+    assert storing.kept() == []
+    storing.uploaded(3, uploaded(PARTS[1]))
+    assert storing.kept() == [1]
+    storing.begin(8, PARTS, True, True, LIVE)
+    assert storing.kept() == [0, 1]
+    storing.sealed(Sealed(8))
+    assert storing.kept() == []
+    storing.begin(8, PARTS, True, False, LIVE)
+    assert storing.kept() == []
+
+
 def test_a_writer_that_is_dead_at_the_beginning_is_replaced(storing):
     assert storing.begin(8, PARTS, False, False, LIVE - {3}) == [(0, Upload(8, PARTS[:1])), (2, Upload(8, PARTS[1:]))]
     assert storing.begin(8, PARTS, False, False, {0, 1}) is None

@@ -32,6 +32,7 @@ from recycle_pp.protocol.events import (
     PlanMade,
     ProblemChanged,
     Restarted,
+    SavingChanged,
     Send,
     SettingsChanged,
     WorkerDescribed,
@@ -329,6 +330,8 @@ class Coordinator:
         if self.alive.get(member) is not node:
             return
         del self.alive[member]
+        if kept := self.saving.kept():
+            self._drive(SavingChanged(occupied=False, due=False, kept=kept))
         self._drive(WorkerDied(member))
         self._send(self.saving.died(member, self.job.live))
         self._judge()

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from recycle_schedules import Problem, Worker, actions, plan
 
-from recycle_pp.protocol.events import WorkerDied, WorkerEvicted, WorkerReady
+from recycle_pp.protocol.events import MessageReceived, SavingChanged, WorkerDied, WorkerEvicted, WorkerReady
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.ledger import Record, remainder
+from recycle_pp.wire.messages.saving import Finished
 
 from .orders import SHAPES, Order, assert_kept, assert_kept_by_all
 from .world import Fault
@@ -94,6 +95,39 @@ def test_a_coordinator_that_dies_at_any_event_is_replaced_and_no_step_is_applied
 def test_the_death_of_the_last_worker_of_a_stage_is_recognised(stagger):
     world = Order((1, 2, 2), (Fault(30, "kill", Worker(0, 1)),), stagger=stagger).run()
     assert world.coordinator.lost == 1
+
+
+@pytest.mark.parametrize(("shape", "copies"), [((1, 2, 2), 0), ((1, 2, 2), 1), ((2, 2, 2), 0)])
+def test_the_end_is_undone_only_if_a_lost_stage_has_not_saved_its_last_part_or_a_live_worker_has_not_finished(
+    shape, copies
+):
+    ends = []
+    for seed in range(5):
+        order = Order(shape, steps=4, save_every=2, copies=copies, seed=seed)
+        events = order.run().events
+        for moment in range(events - 9, events):
+            kills = tuple(Fault(moment, "kill", Worker(d, 1)) for d in range(shape[0]))
+            ends += undone(replace(order, faults=kills).run())
+    assert {*ends} == {False, True}
+
+
+def undone(world):
+    """Whether the loss of stage 1 after the last step undid the end, in a list; [] if the job ended before it."""
+    kept, left = [], {*world.assignment}  # left: live members that have not finished
+    in_stage = {member for member, worker in world.assignment.items() if worker.stage == 1}
+    for event, outcome in world.coordinator.log:
+        if isinstance(event, SavingChanged):
+            kept = event.kept
+        elif isinstance(event, MessageReceived) and isinstance(event.message, Finished):
+            left.discard(event.member)
+        elif isinstance(event, WorkerDied):
+            in_stage.discard(event.member)
+            if not in_stage:
+                lost = any(note["event"] == "stage_lost" for note in outcome.notes)
+                assert lost == bool(left or 1 not in kept)
+                return [lost]
+            left.discard(event.member)
+    return []
 
 
 def test_a_process_that_was_evicted_during_the_start_and_died_does_not_make_the_next_one_leave():
