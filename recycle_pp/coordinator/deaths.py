@@ -184,7 +184,10 @@ class Deaths:
     def _restore(self, stage: int, why: str, whole: Whole) -> None:
         """Restarts all workers from the newest intact checkpoint, at least one in each stage, or stops the job.
 
-        Without a checkpoint they restart from step 0. This cannot repeat for ever: each loss of a stage includes a
+        Workers whose machine got SIGTERM end instead, because their supervisors start no process any more. But if too
+        few workers would remain, they count as present.
+
+        Without a checkpoint all restart from step 0. This cannot repeat for ever: each loss of a stage includes a
         death, and `run.respawns` limits the restarts of each worker.
         """
         state = self._state
@@ -204,6 +207,12 @@ class Deaths:
         if not whole.step and (reason := self._no_beginning(whole)):
             self._stop_after_loss(stage, f"{why}, and {reason}", whole.step)
             return
+        staying = [rank for rank in present if not rank.stopping]
+        if len(staying) >= stages:
+            for rank in present:
+                if rank.stopping:
+                    self.end(rank, "eviction", "SIGTERM")
+            present = staying
         state.saving.restarted()
         state.storing.restored(whole.step)
         state.spans.clear()

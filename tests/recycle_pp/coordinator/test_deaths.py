@@ -15,7 +15,7 @@ from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.protocol.assignment import exchanged, initial
 from recycle_pp.protocol.events import Outcome, ProblemChanged, WorkerDied, WorkerReady
 from recycle_pp.wire.messages.saving import Assembled, Saved
-from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
+from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Kill, Spawn
 
 from .states import Driver, job_state
 
@@ -181,6 +181,35 @@ def test_without_a_checkpoint_all_workers_restart_from_step_0(monkeypatch):
 def test_if_no_checkpoint_can_be_read_the_job_stops_and_does_not_begin_again(whole, saved, monkeypatch):
     state, _ = loses_a_stage(monkeypatch, whole=whole, saved=saved)
     assert state.lifecycle.over
+
+
+@pytest.mark.parametrize(("going", "restarted"), [({0}, {1, 2}), ({0, 1}, {0, 1, 2})])
+def test_a_worker_whose_machine_got_sigterm_is_not_restarted_after_the_loss_of_a_stage(going, restarted, monkeypatch):
+    """Its supervisor starts no process. If too few other workers remain, the job is about to end."""
+    state = job_state(Settings(parallel=Parallel(pipelines=3, stages=2)))
+    monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: Whole(5))
+    job, ranks = state.job, [state.roster.enter(number) for number in range(6)]
+    alive = [rank for rank in ranks if rank.role.stage == 0]
+
+    async def dies():
+        driver = RealDriver(state, SimpleNamespace(agree=asyncio.sleep))
+        deaths = deaths_of(state, driver)
+        driver.handlers = (deaths,)
+        for rank in ranks:
+            rank.supervisor, rank.incarnation, rank.alive = Supervisor(), 0, True
+            driver.drive(WorkerReady(rank.number))
+        for n in going:
+            alive[n].stopping = True
+        for rank in ranks:
+            if rank not in alive:
+                deaths.disconnected(rank, 0)
+        while job.phase != "starting":  # the checkpoints are read in a thread
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(dies(), 20))
+    assert job.waiting == {alive[n].number for n in restarted}
+    for n, rank in enumerate(alive):
+        assert rank.alive == (n in restarted) and rank.supervisor.received == ([Spawn] if n in restarted else [Kill])
 
 
 @pytest.mark.parametrize("saved", [True, False])
