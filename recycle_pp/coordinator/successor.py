@@ -70,17 +70,19 @@ class Successor:
 
     async def has_met(self, peer: Peer, hello: WorkerHello) -> bool:
         """Receives the report of a worker that has moved to this coordinator, and waits until the takeover is complete.
-        Returns False if the connection broke or the report is invalid."""
-        if hello.moved and not self.discovery.over.is_set():
-            try:
-                report = await peer.recv(FROM_WORKER)
-            except ChannelClosed:
-                return False
-            if not isinstance(report, State):
-                return False
-            self.discovery.worker(hello.rank, hello.incarnation, report, peer)
+        Returns False if the connection broke, the report is invalid or too late, or the worker has reconnected."""
+        if not hello.moved or self.discovery.over.is_set():
+            await self.discovery.over.wait()
+            return True
+        try:
+            report = await peer.recv(FROM_WORKER)
+        except ChannelClosed:
+            return False
+        if not isinstance(report, State) or self.discovery.over.is_set():  # after a late report the worker reconnects
+            return False
+        self.discovery.worker(hello.rank, hello.incarnation, report, peer)
         await self.discovery.over.wait()
-        return True
+        return self.discovery.workers[hello.rank].peer is peer
 
     async def take_over(self) -> None:
         """Restores the job from the reports. `CoordinatorReplaced` restores the protocol's part of it."""

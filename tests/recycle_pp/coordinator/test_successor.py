@@ -259,6 +259,35 @@ def test_a_message_of_a_process_that_is_started_again_does_not_count_for_the_new
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_worker_that_reconnects_during_a_takeover_keeps_its_newest_connection(late, tmp_path, monkeypatch):
+    """late: whether its report on the new connection arrives after the takeover"""
+
+    async def main():
+        read = asyncio.Event()
+        monkeypatch.setattr(Saving, "look", lambda self: read.wait())
+        async with three_workers(tmp_path, state_after(5)) as (coordinator, supervisors, _):
+            await asyncio.sleep(0.5)
+            newest = Client(WorkerHello(2, 0, moved=True), *[state_after(5)] * (not late))
+            handled = asyncio.create_task(coordinator.handle(newest))
+            await asyncio.sleep(0.1)
+            read.set()
+            await until(lambda: coordinator.state.job.generation > 2)
+            await asyncio.sleep(0.1)
+            if late:
+                newest.messages.put_nowait(state_after(5))
+                await until(handled.done)  # its connection is closed, so it reconnects and reports again
+                newest = Client(WorkerHello(2, 0, moved=True), state_after(5))
+                handled = asyncio.create_task(coordinator.handle(newest))
+                generation = coordinator.state.job.generation
+                await until(lambda: coordinator.state.job.generation > generation)
+            assert coordinator.state.job.live == {0, 1, 2} and coordinator.state.roster[2].worker is newest
+            assert not any(isinstance(message, Kill) for message in supervisors[2].sent)
+            handled.cancel()
+
+    asyncio.run(main())
+
+
 def test_after_a_takeover_the_last_checkpoint_has_a_time_limit(tmp_path):
     async def main():
         commit = Commit(2, 8, 1.0, 1.0, 1.0, savers=[0, 1, 2], last=True)
