@@ -162,8 +162,8 @@ class Successor:
     def _restore_rank(self, rank: Rank, found: Found) -> None:
         """Starts a worker that is not a member, or whose new process has not joined yet. Records a dead or unreachable
         one. Skips live members."""
-        for death in rank.causes.values():
-            if death.where:
+        for incarnation, death in rank.causes.items():
+            if death.where and incarnation != rank.incarnation:  # `found_after_failover` records the newest death
                 self._state.restarts.failed(death.where, rank.role)
         if rank.number in found.live or (rank.alive and not found.begun):
             return

@@ -142,12 +142,13 @@ class Client:
 
 
 @asynccontextmanager
-async def three_workers(folder, state, last=None, store=None, **control):
+async def three_workers(folder, state, last=None, store=None, deaths=(), **control):
     """A new coordinator of three workers of one stage, which have all reported `state`.
 
     Yields the coordinator, the clients of the workers' supervisors, and the task that runs the coordinator.
 
     last: report of the last worker, if it differs from `state`
+    deaths: deaths of the last worker's processes. If given, it is dead and does not report
     """
     settings = Settings(
         run=Run(steps=9, dir=str(folder)),
@@ -163,9 +164,12 @@ async def three_workers(folder, state, last=None, store=None, **control):
     )
     supervisors, tasks = [], []
     for rank in range(3):
-        place, spawn = Place("127.0.0.1", 1 + rank), Spawn(0, (rank, 0), 0)
-        supervisors.append(Client(SupervisorHello(rank, f"node{rank}", 7), Registration(place, spawn, True, [])))
-        for client in (supervisors[-1], Client(WorkerHello(rank, 0, moved=True), (rank == 2 and last) or state)):
+        died = list(deaths) if rank == 2 else []
+        place, spawn = Place("127.0.0.1", 1 + rank), Spawn(max(0, len(died) - 1), (rank, 0), 0)
+        registration = Registration(place, spawn, not died, died)
+        supervisors.append(Client(SupervisorHello(rank, f"node{rank}", 7), registration))
+        worker = Client(WorkerHello(rank, 0, moved=True), (rank == 2 and last) or state)
+        for client in (supervisors[-1], worker)[: 1 if died else 2]:
             tasks.append(asyncio.create_task(coordinator.handle(client)))
     tasks.append(asyncio.create_task(coordinator.run()))
     try:
@@ -284,6 +288,24 @@ def test_a_worker_that_reconnects_during_a_takeover_keeps_its_newest_connection(
             assert coordinator.state.job.live == {0, 1, 2} and coordinator.state.roster[2].worker is newest
             assert not any(isinstance(message, Kill) for message in supervisors[2].sent)
             handled.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_takeover_counts_an_exception_of_the_users_code_once(failures, tmp_path):
+    """Only a second one in the same op stops the job."""
+
+    async def main():
+        where = "F of micro-batch 1.0 in step 3"
+        death = Death("exception", "Traceback", 0.0, where=where, mistake="ValueError: bad")
+        deaths = [Died(number, death, asked=False) for number in range(failures)]
+        async with three_workers(tmp_path, state_after(5), deaths=deaths) as (coordinator, supervisors, run):
+            if failures == 2:
+                assert await asyncio.wait_for(run, 40) == 2
+            else:
+                await until(lambda: any(isinstance(message, Spawn) for message in supervisors[2].sent))
+                assert coordinator.state.job.live == {0, 1} and not coordinator.state.lifecycle.over
 
     asyncio.run(main())
 
