@@ -6,6 +6,7 @@
     discovery.worker(3, incarnation, state, peer)  # the report of rank 3's worker
     await discovery.complete(places, patience)     # waits until all reachable processes have reported
     discovery.states()                             # for `protocol.takeover.find`
+    discovery.alive                                # whether any worker is alive, according to its supervisor
     discovery.assignment(pipelines, stages)        # member -> the worker that it plays
     discovery.fill(roster, size)                   # adds all ranks to the roster, including missing ones
     discovery.repeated()                           # messages that workers have resent
@@ -71,7 +72,9 @@ class FailoverDiscovery:
             self.supervisors[number] = Supervisor(peer, message)
         elif isinstance(message, Died) and number in self.supervisors:
             known, report = self.supervisors[number]
-            report = msgspec.structs.replace(report, alive=False, deaths=[*report.deaths, message])
+            # While an earlier process dies, `alive` already means the next one.
+            alive = report.alive and report.spawn is not None and message.incarnation < report.spawn.incarnation
+            report = msgspec.structs.replace(report, alive=alive, deaths=[*report.deaths, message])
             self.supervisors[number] = Supervisor(known, report)
 
     def lost(self, number: int, peer: Peer) -> None:
@@ -110,6 +113,10 @@ class FailoverDiscovery:
     def states(self) -> dict[Member, State]:
         """member -> its worker's state. Leaves out workers that are not their supervisor's current process."""
         return {number: self.workers[number].state for number in self._here()}
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._alive())
 
     def repeated(self) -> list[tuple[int, Message]]:
         """(rank, message) for each lasting message that a worker has resent."""
