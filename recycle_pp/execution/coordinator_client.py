@@ -17,6 +17,7 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -64,7 +65,9 @@ class CoordinatorClient:
             assert channel is not None
             with suppress(OSError):
                 message = channel.recv(TO_WORKER)
-                self._welcomed = self._welcomed or isinstance(message, WorkerWelcome)
+                if isinstance(message, WorkerWelcome):
+                    self._welcomed = True
+                    self.state = partial(State, committed=message.resume - 1)  # until the session sets it
                 return message
             channel.close()
             with suppress(queue.Empty):
