@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recycle_schedules import Problem
@@ -92,7 +93,8 @@ class Successor:
         looking = asyncio.create_task(saving.look())
         patience = max(control.suspicion, DISCOVERY_SECONDS)
         await self.discovery.complete(await self._agreement.supervisors(), patience)
-        began, whole = await self._agreement.generation() >= 0, None
+        agreed, whole = await self._agreement.generation(), None
+        began = agreed >= 0
         await asyncio.wait({looking}, timeout=READ_SECONDS)
         await reading
         await state.lease.wait()
@@ -102,8 +104,12 @@ class Successor:
         # No `await` from here on: a death during an `await` would be missing from both the reports and the events.
         states = self.discovery.states()
         found = find(states)
-        lost = began and not states
         committed = max((known.committed for known in states.values()), default=(whole or 0) - 1)
+        # Whether new processes have replaced all those of the agreed generation, for instance because a stage was lost.
+        # With etcd another part of the job may still run that generation.
+        replaced = began and found.generation < 0 and committed < 0 and self.discovery.alive
+        restarts = replaced and state.settings.control.coordinator != "etcd"
+        lost = began and not states and not restarts
         self.discovery.fill(state.roster, parallel.pipelines * parallel.stages)
         steps = state.settings.run.steps
         if saving.newest_step == steps and committed < steps - 1:
@@ -118,7 +124,10 @@ class Successor:
         if lost:
             state.lifecycle.stop(_lost(saving.newest(), looking.done()))
         self._driver.change(self._problem(found))
-        if found.begun:
+        if restarts:
+            # The outcome is a lost stage, so `Deaths` restarts all workers from the newest checkpoint.
+            self._driver.drive(CoordinatorReplaced(replace(found, generation=agreed)))
+        elif found.begun:
             state.restarts.taken_over({found.members[member] for member in found.live}, found.committed)
             self._continue_saving(found)
             self._driver.drive(CoordinatorReplaced(found))

@@ -140,6 +140,16 @@ def test_the_job_ends_if_all_workers_are_lost_with_the_coordinator(runs):
     assert len(outcome.all("started")) == 1, explain(outcome)
 
 
+@slow
+@pytest.mark.parametrize("after", [0.0, 0.4])
+def test_the_job_restarts_again_if_the_coordinator_is_lost_during_a_restart_of_all_workers(after, runs):
+    lost = [SignalAt("started", "0.1", after=0.5), SignalAt("started", "1.1")]
+    restarts = case(f"the host dies {after} s into a restart", *lost, host("restored", after), deaths=None, steps=40)
+    outcome = runs.of(restarts, "the coordinator's host")
+    runs.check_exact(outcome)
+    assert outcome.all("coordinator_elected") and outcome.all("restored"), explain(outcome)
+
+
 @slow  # quick counterpart: the loss of a node that does not host the coordinator in test_nodes.py
 def test_the_loss_of_another_supervisor_is_an_ordinary_death(runs):
     killed = case("another supervisor is killed", host("started", 0.3, "1.1"))

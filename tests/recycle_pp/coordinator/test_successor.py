@@ -13,7 +13,7 @@ import pytest
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Checkpoint, Control, Parallel, Run, Settings
-from recycle_pp.coordinator.checkpoints import Saving
+from recycle_pp.coordinator.checkpoints import Saving, Whole
 from recycle_pp.coordinator.coordinator import Coordinator
 from recycle_pp.telemetry import background
 from recycle_pp.telemetry.event_log import EventLog
@@ -142,13 +142,15 @@ class Client:
 
 
 @asynccontextmanager
-async def three_workers(folder, state, last=None, store=None, deaths=(), **control):
+async def three_workers(folder, state, last=None, store=None, deaths=(), agreed=None, moved=True, **control):
     """A new coordinator of three workers of one stage, which have all reported `state`.
 
     Yields the coordinator, the clients of the workers' supervisors, and the task that runs the coordinator.
 
     last: report of the last worker, if it differs from `state`
     deaths: deaths of the last worker's processes. If given, it is dead and does not report
+    agreed: the newest agreed generation, if it differs from the one in `state`
+    moved: whether an earlier coordinator had welcomed the workers; otherwise they do not report
     """
     settings = Settings(
         run=Run(steps=9, dir=str(folder)),
@@ -160,7 +162,14 @@ async def three_workers(folder, state, last=None, store=None, deaths=(), **contr
     progress = Progress(steps=9, workers=3, stream=io.StringIO())
     events, leader, takeover = EventLog(run.events, steps=9), Leader(1, 0, "127.0.0.1", 1), Takeover(0, 0, 3.0, 4.0)
     coordinator = Coordinator(
-        settings, run, events, progress, Agreed(state.generation), leader, takeover=takeover, token=""
+        settings,
+        run,
+        events,
+        progress,
+        Agreed(state.generation if agreed is None else agreed),
+        leader,
+        takeover=takeover,
+        token="",
     )
     supervisors, tasks = [], []
     for rank in range(3):
@@ -168,7 +177,7 @@ async def three_workers(folder, state, last=None, store=None, deaths=(), **contr
         place, spawn = Place("127.0.0.1", 1 + rank), Spawn(max(0, len(died) - 1), (rank, 0), 0)
         registration = Registration(place, spawn, not died, died)
         supervisors.append(Client(SupervisorHello(rank, f"node{rank}", 7), registration))
-        worker = Client(WorkerHello(rank, 0, moved=True), (rank == 2 and last) or state)
+        worker = Client(WorkerHello(rank, 0, moved=moved), (rank == 2 and last) or state)
         for client in (supervisors[-1], worker)[: 1 if died else 2]:
             tasks.append(asyncio.create_task(coordinator.handle(client)))
     tasks.append(asyncio.create_task(coordinator.run()))
@@ -306,6 +315,32 @@ def test_a_takeover_counts_an_exception_of_the_users_code_once(failures, tmp_pat
             else:
                 await until(lambda: any(isinstance(message, Spawn) for message in supervisors[2].sent))
                 assert coordinator.state.job.live == {0, 1} and not coordinator.state.lifecycle.over
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_takeover_during_a_restart_of_all_workers_restarts_them_again(moved, tmp_path, monkeypatch):
+    """moved: whether the lost coordinator had welcomed the new processes, as joiners that load no checkpoint"""
+
+    async def main():
+        monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: Whole(3))
+        async with three_workers(tmp_path, State(), agreed=2, moved=moved) as (coordinator, supervisors, run):
+            await until(lambda: all(any(isinstance(m, Spawn) for m in s.sent) for s in supervisors) or run.done())
+            job = coordinator.state.job
+            assert (job.first_step, job.generation, job.waiting) == (3, 2, {0, 1, 2})
+            assert not run.done()
+
+    asyncio.run(main())
+
+
+def test_with_etcd_a_takeover_without_any_member_ends_the_job(tmp_path):
+    """Another part of the job may still run the agreed generation."""
+
+    async def main():
+        async with three_workers(tmp_path, State(), agreed=2, moved=False, coordinator="etcd") as (coordinator, _, run):
+            assert await asyncio.wait_for(run, 40) == 1
+            assert "were lost at once" in coordinator.state.lifecycle.reason
 
     asyncio.run(main())
 
