@@ -121,7 +121,7 @@ class Coordinator:
         state = self.state
         loss = asyncio.create_task(self._stand_down_when_lost())
         if self._successor is not None:
-            await state.lifecycle.guard(self._successor.take_over)
+            await state.lifecycle.guard(self._take_over, self._successor)
         detection = asyncio.create_task(state.lifecycle.guard(self._hangs.run))
         arrivals = asyncio.create_task(self._report_start())
         code = await state.lifecycle.ended()
@@ -140,6 +140,11 @@ class Coordinator:
         state.recorder.close()
         await state.recorder.flushed(WRITE_SECONDS)
         return code
+
+    async def _take_over(self, successor: Successor) -> None:
+        await successor.take_over()
+        for signal in successor.discovery.signals():
+            self._supervisors.receive(*signal)
 
     async def _stand_down_when_lost(self) -> None:
         await self.state.lease.lost()

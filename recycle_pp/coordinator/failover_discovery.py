@@ -1,7 +1,7 @@
 """Finds the processes of a running job for a new coordinator.
 
     discovery = FailoverDiscovery(token)
-    discovery.receive(3, message, peer)            # rank 3's supervisor has registered, or reports a death
+    discovery.receive(3, message, peer)            # rank 3's supervisor has registered, or reports a death or a signal
     discovery.lost(3, peer)                        # this supervisor's connection ended
     discovery.worker(3, incarnation, state, peer)  # the report of rank 3's worker
     await discovery.complete(places, patience)     # waits until all reachable processes have reported
@@ -10,6 +10,7 @@
     discovery.assignment(pipelines, stages)        # member -> the worker that it plays
     discovery.fill(roster, size)                   # adds all ranks to the roster, including missing ones
     discovery.repeated()                           # messages that workers have resent
+    discovery.signals()                            # signals that supervisors have reported
 
 The discovery waits up to `patience` seconds for supervisors that accept connections but have not registered, and for
 live workers that took part in the job. For supervisors that do not answer, it waits only LATE seconds, because a live
@@ -33,7 +34,7 @@ from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import CandidateHello
 from recycle_pp.wire.messages.members import Assignment, Member
-from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Died, Registration
+from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Died, Registration, Stopping
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import State
 
@@ -65,6 +66,7 @@ class FailoverDiscovery:
         self._token = token
         self.supervisors: dict[int, Supervisor] = {}
         self.workers: dict[int, Known] = {}
+        self._signals: dict[tuple[int, bool], Stopping] = {}  # by rank and `again`: reconnected supervisors repeat them
         self.over = asyncio.Event()  # set by the successor once it has restored the job
 
     def receive(self, number: int, message: Message, peer: Peer) -> None:
@@ -76,6 +78,8 @@ class FailoverDiscovery:
             alive = report.alive and report.spawn is not None and message.incarnation < report.spawn.incarnation
             report = msgspec.structs.replace(report, alive=alive, deaths=[*report.deaths, message])
             self.supervisors[number] = Supervisor(known, report)
+        elif isinstance(message, Stopping):
+            self._signals[number, message.again] = message
 
     def lost(self, number: int, peer: Peer) -> None:
         if number in self.supervisors and self.supervisors[number].peer is peer:
@@ -121,6 +125,11 @@ class FailoverDiscovery:
     def repeated(self) -> list[tuple[int, Message]]:
         """(rank, message) for each lasting message that a worker has resent."""
         return [(number, message) for number in self._here() for message in self.workers[number].state.said]
+
+    def signals(self) -> list[tuple[int, Stopping, Peer]]:
+        """(rank, message, its sender) for each signal that a connected supervisor has reported."""
+        here = self.supervisors
+        return [(number, of, here[number].peer) for (number, _), of in self._signals.items() if number in here]
 
     def assignment(self, pipelines: int, stages: int) -> Assignment:
         """member -> the worker that it plays, according to the newest `Spawn` that its supervisor has received. Members

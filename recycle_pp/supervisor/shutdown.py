@@ -33,12 +33,14 @@ class Shutdown:
 
     signal    future of the number of the first signal
     reported  the message to the coordinator about this signal; None before it is sent
+    lost      whether a coordinator has been lost. Its successor answers only when it has taken over
     """
 
     def __init__(self, send: Callable[[Stopping], None]) -> None:
         loop = asyncio.get_running_loop()
         self.signal: asyncio.Future[int] = loop.create_future()
         self.reported: Stopping | None = None
+        self.lost = False
         self._send = send
         self._at = 0.0
         self._second: asyncio.Future[None] = loop.create_future()  # done at a second signal, which ends the wait early
@@ -54,9 +56,11 @@ class Shutdown:
             self._answer.set_result(message)
 
     async def wait_for_answer(self, serving: asyncio.Task[int]) -> bool:
-        """Waits for the coordinator's answer or the end of the job, at most `ASK_SECONDS`. Returns whether the answer
-        has arrived and the job still runs."""
+        """Waits for the coordinator's answer or the end of the job, at most `ASK_SECONDS`, or `LEAVE_SECONDS` if the
+        coordinator has changed. Returns whether the answer has arrived and the job still runs."""
         await _first(serving, self._answer, seconds=ASK_SECONDS)
+        if self.lost:
+            await _first(serving, self._answer, seconds=LEAVE_SECONDS - ASK_SECONDS)
         return self._answer.done() and not serving.done()
 
     async def wait_for_save(self, serving: asyncio.Task[int]) -> None:

@@ -295,6 +295,7 @@ class Supervisor:
             code = await self._follow_orders(self._peer)
             if code is not None:
                 return code
+            self._shutdown.lost = True
             try:
                 leader = self._leadership.leader
                 if leader is None:

@@ -24,7 +24,7 @@ from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
 from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
 from recycle_pp.wire.messages.lifecycle import Ready
 from recycle_pp.wire.messages.steps import Commit
-from recycle_pp.wire.messages.supervisors import Death, Died, Kill, Registration, Spawn
+from recycle_pp.wire.messages.supervisors import Death, Died, EndsSoon, Evict, Kill, Registration, Spawn, Stopping
 from recycle_pp.wire.messages.workers import State
 
 
@@ -341,6 +341,18 @@ def test_with_etcd_a_takeover_without_any_member_ends_the_job(tmp_path):
         async with three_workers(tmp_path, State(), agreed=2, moved=False, coordinator="etcd") as (coordinator, _, run):
             assert await asyncio.wait_for(run, 40) == 1
             assert "were lost at once" in coordinator.state.lifecycle.reason
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("signal", "answer"), [("SIGTERM", Evict), ("SIGINT", EndsSoon)])
+def test_a_signal_that_is_reported_during_a_takeover_is_answered_after_it(signal, answer, tmp_path):
+    async def main():
+        async with three_workers(tmp_path, state_after(5)) as (coordinator, supervisors, _):
+            supervisors[1].messages.put_nowait(Stopping(signal))
+            await until(lambda: any(isinstance(message, answer) for message in supervisors[1].sent))
+            assert coordinator.state.roster[1].stopping and coordinator.state.job.live == {0, 1, 2}
+            assert any(isinstance(message, answer) for message in supervisors[0].sent) == (answer is EndsSoon)
 
     asyncio.run(main())
 
