@@ -142,7 +142,11 @@ class Coordinator:
         return code
 
     async def _take_over(self, successor: Successor) -> None:
-        await successor.take_over()
+        beating = asyncio.create_task(successor.discovery.beat(self.state.lease))
+        try:
+            await successor.take_over()
+        finally:
+            beating.cancel()
         for signal in successor.discovery.signals():
             self._supervisors.receive(*signal)
 

@@ -4,6 +4,7 @@
     discovery.receive(3, message, peer)            # rank 3's supervisor has registered, or reports a death or a signal
     discovery.lost(3, peer)                        # this supervisor's connection ended
     discovery.worker(3, incarnation, state, peer)  # the report of rank 3's worker
+    await discovery.beat(lease)                    # sends heartbeats to supervisors until it is cancelled
     await discovery.complete(places, patience)     # waits until all reachable processes have reported
     discovery.states()                             # for `protocol.takeover.find`
     discovery.alive                                # whether any worker is alive, according to its supervisor
@@ -27,6 +28,7 @@ from typing import NamedTuple
 import msgspec
 from recycle_schedules import Worker
 
+from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.consensus.refusal import REFUSED, Refusal
 from recycle_pp.protocol.assignment import spawned
 from recycle_pp.protocol.takeover import find
@@ -88,6 +90,13 @@ class FailoverDiscovery:
     def worker(self, number: int, incarnation: int, state: State, peer: Peer) -> None:
         self.workers[number] = Known(peer, incarnation, state)
 
+    async def beat(self, lease: LeaderLease) -> None:
+        """Sends heartbeats to connected supervisors until cancelled, so that they do not elect another coordinator."""
+        while True:
+            await asyncio.sleep(_BEAT)
+            for supervisor in self.supervisors.values() if lease.held else ():
+                supervisor.peer.send(CoordinatorHeartbeat())
+
     async def complete(self, places: Mapping[int, Place], patience: float) -> None:
         """Waits until all expected processes have reported, for at most `patience` seconds.
 
@@ -96,7 +105,6 @@ class FailoverDiscovery:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         gone, answer = set[int](), set[int]()
-        beaten = begun
         probes = [
             asyncio.create_task(self._probe(number, place, patience, gone, answer)) for number, place in places.items()
         ]
@@ -106,10 +114,6 @@ class FailoverDiscovery:
             late = missing & answer or self._awaited() if waited > LATE else missing or self._awaited()
             if not late or waited > patience:
                 break
-            if loop.time() - beaten > _BEAT:
-                beaten = loop.time()
-                for supervisor in self.supervisors.values():
-                    supervisor.peer.send(CoordinatorHeartbeat())
             await asyncio.sleep(_LOOK)
         for probe in probes:
             probe.cancel()

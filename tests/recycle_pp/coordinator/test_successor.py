@@ -24,7 +24,17 @@ from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
 from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
 from recycle_pp.wire.messages.lifecycle import Ready
 from recycle_pp.wire.messages.steps import Commit
-from recycle_pp.wire.messages.supervisors import Death, Died, EndsSoon, Evict, Kill, Registration, Spawn, Stopping
+from recycle_pp.wire.messages.supervisors import (
+    CoordinatorHeartbeat,
+    Death,
+    Died,
+    EndsSoon,
+    Evict,
+    Kill,
+    Registration,
+    Spawn,
+    Stopping,
+)
 from recycle_pp.wire.messages.workers import State
 
 
@@ -353,6 +363,30 @@ def test_a_signal_that_is_reported_during_a_takeover_is_answered_after_it(signal
             await until(lambda: any(isinstance(message, answer) for message in supervisors[1].sent))
             assert coordinator.state.roster[1].stopping and coordinator.state.job.live == {0, 1, 2}
             assert any(isinstance(message, answer) for message in supervisors[0].sent) == (answer is EndsSoon)
+
+    asyncio.run(main())
+
+
+def test_supervisors_get_heartbeats_while_a_takeover_reads_the_checkpoints(tmp_path, monkeypatch):
+    """Reading may take minutes. A coordinator that is silent for so long would be replaced."""
+
+    async def main():
+        async def whole(self):
+            reads.set()
+            await read.wait()
+            return Whole()
+
+        def heartbeats():
+            return sum(isinstance(message, CoordinatorHeartbeat) for message in supervisors[1].sent)
+
+        reads, read = asyncio.Event(), asyncio.Event()
+        monkeypatch.setattr(Saving, "whole", whole)
+        async with three_workers(tmp_path, State(), moved=False) as (coordinator, supervisors, _):
+            await asyncio.wait_for(reads.wait(), 20.0)
+            before = heartbeats()
+            await until(lambda: heartbeats() > before)
+            read.set()
+            await until(lambda: coordinator.state.roster.complete)
 
     asyncio.run(main())
 

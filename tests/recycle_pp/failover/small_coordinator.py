@@ -98,8 +98,12 @@ class Coordinator:
 
     async def _take_over(self, discovery: Any) -> None:
         places = await self._agreement.supervisors()
-        await discovery.complete(places, self._settings.control.suspicion)
-        await self._lease.wait()
+        beating = asyncio.ensure_future(discovery.beat(self._lease))
+        try:
+            await discovery.complete(places, self._settings.control.suspicion)
+            await self._lease.wait()
+        finally:
+            beating.cancel()
         discovery.over.set()
         for number, (peer, said) in discovery.supervisors.items():
             self._present[number] = (peer, said.place)
