@@ -26,6 +26,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,11 +34,12 @@ from recycle_pp.command import open_streams, os_errors_as_mistakes, say
 from recycle_pp.config.settings import Settings
 from recycle_pp.linux import addresses
 from recycle_pp.linux.processes import die_with_parent
+from recycle_pp.state.late_upload import upload_late
 from recycle_pp.state.survey import Survey, survey
 from recycle_pp.supervisor.dismissal import REFUSED_SECONDS, dismiss
 from recycle_pp.supervisor.supervisor import Ended, supervise
 from recycle_pp.telemetry import startup
-from recycle_pp.telemetry.checkpoint_folders import finished
+from recycle_pp.telemetry.checkpoint_folders import finished, name
 from recycle_pp.telemetry.failure import record_failure, refuse
 from recycle_pp.telemetry.heartbeat import address_of, refuse_running
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -174,6 +176,8 @@ def _prepare_job(
         settings = settings.with_values({"islands.part": admitted(settings, done)})
     if settings.run.epochs is not None:
         settings = _with_steps(settings, launch.world)
+    if done > stored.step and not launch.one_node:
+        bring_to_store(settings, folder.checkpoints / name(done))
     if done >= settings.run.steps:
         complete = f"run.dir={folder.path} has completed {plural(done, 'step')}, and run.steps={settings.run.steps}"
         if settings.run.resume is True:
@@ -269,6 +273,15 @@ def look_into_store(settings: Settings) -> Survey:
             "run.resume=true, or choose a different store"
         )
     return found
+
+
+def bring_to_store(settings: Settings, checkpoint: Path) -> None:
+    """Uploads this checkpoint of the run folder to `checkpoint.store`, if there is one. Raises StoreError if that
+    fails."""
+    url = settings.checkpoint.store
+    if url is not None:
+        startup.update(f"uploads {checkpoint} to {url}, so that all nodes can load it")
+        upload_late(url, checkpoint, settings.checkpoint)
 
 
 def _with_steps(settings: Settings, world: int) -> Settings:

@@ -27,6 +27,7 @@ from recycle_schedules import Worker
 from recycle_pp.fitting.problem import with_less_memory
 from recycle_pp.protocol.events import Event, Outcome, ProblemChanged, Restarted, WorkerDied
 from recycle_pp.protocol.hangs import Stuck
+from recycle_pp.state.late_upload import upload_late
 from recycle_pp.storage.store import StoreError
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.events.deaths import HangSuspected, cause_in_words
@@ -177,9 +178,24 @@ class Deaths:
         except StoreError as error:
             whole = await in_thread(newest_whole, folder)
             why = f"{why}, {error}" if not whole.step else why
+        await self._bring_to_store(whole.step)
         await self._state.lease.wait()
         if not self._state.lifecycle.over:
             self._restore(stage, why, whole)
+
+    async def _bring_to_store(self, step: int) -> None:
+        """Uploads the checkpoint of `step` steps if the store may lack it, because the loss interrupted its upload. The
+        disks of other nodes may not have it."""
+        saving, settings = self._state.saving, self._state.settings.checkpoint
+        if settings.store is None or step <= saving.stored_step:
+            return
+        if len({rank.node for rank in self._state.roster if rank.alive}) < 2:
+            return
+        try:
+            await in_thread(upload_late, settings.store, saving.path(step), settings)
+            saving.stored(step)
+        except StoreError as error:  # nodes that share the folder do not need the store
+            self._state.recorder.say(f"checkpoint {saving.path(step).name} is not in the store: {error}")
 
     def _restore(self, stage: int, why: str, whole: Whole) -> None:
         """Restarts all workers from the newest intact checkpoint, at least one in each stage, or stops the job.

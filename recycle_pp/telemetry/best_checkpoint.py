@@ -19,12 +19,18 @@ def best(metrics: Path, steps: Iterable[int]) -> int | None:
 
     metrics: metrics.jsonl, which may be missing
     steps: the checkpoints to choose from, each given by its number of steps"""
-    losses: dict[int, float] = {}
+    of = losses(metrics)
+    known = {step: of[step] for step in steps if math.isfinite(of.get(step, math.nan))}
+    return min(known, key=known.__getitem__, default=None)
+
+
+def losses(metrics: Path) -> dict[int, float]:
+    """Number of steps -> validation loss after these steps. metrics: see `best`"""
+    known: dict[int, float] = {}
     with suppress(FileNotFoundError), metrics.open("rb") as file:
         for line in file:
             if b'"val_loss"' in line:
                 with suppress(ValueError, TypeError, KeyError):  # a line cut by a crash
                     record = json.loads(line)
-                    losses[record["step"] + 1] = float(record["val_loss"])
-    known = {step: losses[step] for step in steps if math.isfinite(losses.get(step, math.nan))}
-    return min(known, key=known.__getitem__, default=None)
+                    known[record["step"] + 1] = float(record["val_loss"])
+    return known

@@ -9,11 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from recycle_pp import train
 from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
-from recycle_pp.state.survey import Survey
+from recycle_pp.state import checkpoint
+from recycle_pp.state.survey import Survey, survey
 from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.launch import Launch
@@ -305,6 +307,24 @@ def test_a_resume_in_an_old_folder_also_looks_for_a_newer_run_in_the_store(tmp_p
     monkeypatch.setattr(train, "survey", None)
     without = [*arguments, "checkpoint.store=null"]
     assert train.continued(compose(without), without)[0].checkpoint.store is None, "the store may no longer exist"
+
+
+def with_checkpoint(tmp_path, step):
+    """The arguments of a run whose checkpoint of `step` steps is in its folder, and not in its store."""
+    arguments = ["parallel=3x4", "run.steps=60", f"run.dir={tmp_path}/run", f"checkpoint.store={tmp_path}/store"]
+    _, run, *_ = train.prepare(Launch(world=12, local_world=12), arguments)
+    run.unlock()
+    part = checkpoint.Saver(run.checkpoints).save(step, "0-0", {"model.w": torch.ones(3)}).result()
+    checkpoint.finish(run.checkpoints, step, [part], {})
+    return [*arguments, "run.resume=auto"]
+
+
+def test_a_resume_on_several_nodes_first_brings_the_newest_checkpoint_into_the_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECYCLE_TOKEN", "x" * 32)
+    arguments = with_checkpoint(tmp_path, 40)
+    prepared = train.prepare(Launch(world=12, local_world=6, master_port=1, agents=2), arguments)
+    prepared.run.unlock()
+    assert prepared.done == 40 and survey(f"{tmp_path}/store", 5).step == 40
 
 
 def test_settings_are_checked_again_after_automatic_values_are_measured(tmp_path, monkeypatch):

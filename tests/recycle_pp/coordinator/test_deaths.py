@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from recycle_schedules import Worker
 
-from recycle_pp.config.settings import Parallel, Run, Settings
+from recycle_pp.config.settings import Checkpoint, Parallel, Run, Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
 from recycle_pp.coordinator.checkpoints import Whole
 from recycle_pp.coordinator.deaths import CAUSE_SECONDS, Deaths
@@ -14,6 +14,9 @@ from recycle_pp.coordinator.driver import Driver as RealDriver
 from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.protocol.assignment import exchanged, initial
 from recycle_pp.protocol.events import Outcome, ProblemChanged, WorkerDied, WorkerReady
+from recycle_pp.storage.store import StoreError
+from recycle_pp.telemetry.checkpoint_folders import step_of
+from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.saving import Assembled, Saved
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Kill, Spawn
 
@@ -104,16 +107,17 @@ def test_a_death_at_the_end_of_the_job_is_recorded(of):
 FOUND = Whole(5)
 
 
-def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=()):
+def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=(), store=None, nodes="aa"):
     """The state and the ranks of a job that has lost its stage 1 and restarts from a checkpoint.
 
     savers  members that wrote a part of another checkpoint when the stage was lost
     whole   the checkpoint that is found
     saved   number of steps in the newest checkpoint that the coordinator knows
     dying   members that die while the job waits for the causes of deaths; their own causes are known later
+    nodes   names of the nodes of the two survivors
     """
     faults = {"fail_at": ["3:0.1", "3:1.1"], "rejoin_at": ["20:0.1", "30:1.1"]}
-    settings = Settings(parallel=Parallel(pipelines=2, stages=2), **faults)
+    settings = Settings(parallel=Parallel(pipelines=2, stages=2), checkpoint=Checkpoint(store=store), **faults)
     state = job_state(settings)
     monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: whole)
     state.saving._newest = saved
@@ -128,8 +132,9 @@ def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=()):
             rank.incarnation, rank.alive = 0, rank.number != 1
             driver.drive(WorkerReady(rank.number))
             state.digests[rank.role] = {"embedding": "1a2b"}  # as if the worker had finished
-        for rank in (ranks[0], ranks[2]):
+        for rank, node in zip((ranks[0], ranks[2]), nodes, strict=True):
             rank.supervisor = Supervisor()
+            rank.supervisor.hello = SupervisorHello(rank.number, node, 1)
         driver.drive(WorkerDied(1))
         if savers:
             state.saving.begin(10, savers, False, {0, 2, 3})
@@ -170,6 +175,24 @@ def test_after_a_restart_from_a_checkpoint_no_checkpoint_waits_for_the_replaced_
 def test_workers_that_will_be_restarted_count_as_workers_of_the_restored_job(monkeypatch):
     state, _ = loses_a_stage(monkeypatch, dying=(0, 2))
     assert state.job.waiting == {0, 2} and not state.lifecycle.over
+
+
+@pytest.mark.parametrize(("store", "nodes", "uploads"), [("/store", "ab", [5]), ("/store", "aa", []), (None, "ab", [])])
+@pytest.mark.parametrize("fails", [False, True])
+def test_before_a_restart_a_checkpoint_that_other_nodes_may_lack_is_brought_into_the_store(
+    store, nodes, uploads, fails, monkeypatch
+):
+    uploaded = []
+
+    def upload_late(url, path, settings):
+        uploaded.append(step_of(path.name))
+        if fails:
+            raise StoreError("no keys")
+
+    monkeypatch.setattr("recycle_pp.coordinator.deaths.upload_late", upload_late)
+    state, _ = loses_a_stage(monkeypatch, store=store, nodes=nodes)
+    assert uploaded == uploads and state.job.first_step == 5
+    assert state.recorder.said == ["checkpoint step-000005 is not in the store: no keys"] * (fails and bool(uploads))
 
 
 def test_without_a_checkpoint_all_workers_restart_from_step_0(monkeypatch):
