@@ -176,7 +176,7 @@ def _prepare_job(
         settings = settings.with_values({"islands.part": admitted(settings, done)})
     if settings.run.epochs is not None:
         settings = _with_steps(settings, launch.world)
-    if done > stored.step and not launch.one_node:
+    if done > stored.step and (done >= settings.run.steps or not launch.one_node):
         bring_to_store(settings, folder.checkpoints / name(done))
     if done >= settings.run.steps:
         complete = f"run.dir={folder.path} has completed {plural(done, 'step')}, and run.steps={settings.run.steps}"
@@ -280,7 +280,7 @@ def bring_to_store(settings: Settings, checkpoint: Path) -> None:
     fails."""
     url = settings.checkpoint.store
     if url is not None:
-        startup.update(f"uploads {checkpoint} to {url}, so that all nodes can load it")
+        startup.update(f"uploads {checkpoint} to {url}")
         upload_late(url, checkpoint, settings.checkpoint)
 
 

@@ -327,6 +327,17 @@ def test_a_resume_on_several_nodes_first_brings_the_newest_checkpoint_into_the_s
     assert prepared.done == 40 and survey(f"{tmp_path}/store", 5).step == 40
 
 
+def test_a_complete_run_whose_last_checkpoint_did_not_reach_the_store_is_started_again_to_upload_it(tmp_path):
+    arguments = with_checkpoint(tmp_path, 60)
+    prepared = train.prepare(Launch(world=12, local_world=12), arguments)
+    assert prepared.complete.startswith("the run is complete") and survey(f"{tmp_path}/store", 5).step == 60
+
+
+def test_a_resume_on_one_node_does_not_wait_for_an_upload(tmp_path):
+    train.prepare(Launch(world=12, local_world=12), with_checkpoint(tmp_path, 40)).run.unlock()
+    assert survey(f"{tmp_path}/store", 5).step == 0
+
+
 def test_settings_are_checked_again_after_automatic_values_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("recycle_pp.fitting.machine.memory_of_a_worker", lambda device: None)
     arguments = [f"run.dir={tmp_path / 'run'}", "parallel.memory=auto", "model.recompute=auto", "model.split=null"]
