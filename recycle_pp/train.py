@@ -244,12 +244,21 @@ def fetch_run(url: str | None, folder: RunFolder) -> bool:
     """Copies the run's small files from its store if they are newer there, because a later coordinator of the run used
     another folder. Returns whether the store has a checkpoint.
 
-    Raises ValueError if the store does not answer, or if the run's job still runs elsewhere.
+    Raises ValueError if the store does not answer, if it seems to contain another run, or if the run's job still runs
+    elsewhere.
     """
     here = folder.config.exists()
-    if url is None or not survey(url, RESUME_SECONDS if here else STORE_SECONDS).step:
+    if url is None:
+        return False
+    found = survey(url, RESUME_SECONDS if here else STORE_SECONDS, folder=folder.checkpoints)
+    if not found.step:
         return False
     if here and url != _stored_at(folder):  # the store may contain a different run
+        if not found.copied:
+            raise ValueError(
+                f"checkpoint.store={url} contains step-{found.step:06d}, of which run.dir={folder.path} has no copy, "
+                "so it may belong to another run; choose a different store, or a new run.dir to continue that run"
+            )
         return True
     startup.update(f"copies the run's files from {url}")
     command = [sys.executable, "-m", "recycle_pp.telemetry.stored_run", url, str(folder.path)]

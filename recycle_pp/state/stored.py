@@ -174,8 +174,8 @@ class StoredCheckpoints:
 
     def fetch(self, step: int, folder: Path, progress: Callable[[], None] = lambda: None) -> Path:
         """The checkpoint's folder in `folder`, downloaded unless this checkpoint is already there. The processes of a
-        node take turns, and the first one downloads. After a download, deletes older checkpoints in `folder` that the
-        store has too.
+        node take turns, and the first one downloads. After a download, deletes older checkpoints in `folder` of which
+        the store has a copy.
 
         progress(): called several times a second while this process downloads or waits
 
@@ -198,9 +198,18 @@ class StoredCheckpoints:
             sync(place)
             rename(place, final)
             for number, path in finished(folder).items():
-                if number < step and self.is_sealed(number):  # nothing else deletes it from a node's own disk
+                if number < step and self.is_copy(number, path):  # nothing else deletes it from a node's own disk
                     shutil.rmtree(path, ignore_errors=True)
             return final
+
+    def is_copy(self, step: int, path: Path) -> bool:
+        """Whether the folder `path` and the store have the same checkpoint, not two of different runs."""
+        try:
+            return _holds(path, self.read(step))
+        except ValueError as error:
+            if isinstance(error, StoreError) and not isinstance(error, Absent):
+                raise
+            return False
 
     def fetch_files(
         self, step: int, files: Iterable[str], place: Path, progress: Callable[[], None] = lambda: None

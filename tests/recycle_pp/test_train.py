@@ -302,6 +302,9 @@ def test_a_resume_in_an_old_folder_also_looks_for_a_newer_run_in_the_store(tmp_p
     assert asked == [["s3://bucket/run", str(tmp_path)]] and settings.checkpoint.store == "s3://bucket/run"
     asked.clear()
     other = [*arguments, "checkpoint.store=s3://bucket/other"]
+    with pytest.raises(ValueError, match=r"s3://bucket/other contains step-000007, of which run.dir=.* has no copy"):
+        train.continued(compose(other), other)
+    monkeypatch.setattr(train, "survey", lambda *asked, **how: Survey(step=7, copied=True))
     train.continued(compose(other), other)
     assert not asked, "files of a run in another store would replace those of this folder"
     monkeypatch.setattr(train, "survey", None)

@@ -164,6 +164,19 @@ def test_a_download_deletes_older_checkpoints_that_the_store_has_too(stored, tmp
     assert sorted(path.name for path in node.iterdir() if path.is_dir()) == ["step-000010", "step-000060"]
 
 
+def test_checkpoints_of_another_run_are_no_copies_and_are_kept(stored, tmp_path):
+    """The folder's checkpoint has the same number of steps as one in the store."""
+    node = tmp_path / "node"
+    other = checkpoint.Saver(node).save(20, "0-0", {"model.a": torch.zeros(2, 3)}).result()
+    checkpoint.finish(node, 20, [other], {"run.seed": 7})
+    store(stored, tmp_path / "20", 20)
+    assert not survey(stored.store.url, 5, folder=node).copied
+    store(stored, tmp_path / "40", 40)
+    here(stored.store.url, node, 40)
+    assert torch.equal(checkpoint.load(node / "step-000020")["model.a"], torch.zeros(2, 3))
+    assert survey(stored.store.url, 5, folder=node).copied
+
+
 def test_the_checkpoint_with_the_lowest_loss_is_kept_in_addition_to_the_newest(stored, tmp_path):
     for step, losses in ((20, {}), (40, {20: 2.0}), (60, {40: 1.0}), (80, {60: float("nan")}), (100, {80: 3.0})):
         store(stored, tmp_path / str(step), step)
