@@ -160,7 +160,9 @@ class Storing:
             self._uploading[part] = member
             if member not in live:
                 node = self._node(member)
-                near = [of for of in live if self._whole or (node is not None and self._node(of) == node)]
+                near = [of for of in live if node is not None and self._node(of) == node]
+                # If all writers were on one node, `_whole` does not mean that the nodes share the folder.
+                near = near or [of for of in live if self._whole]
                 if not near:
                     return None
                 member = self._uploading[part] = min(near, key=lambda of: (len(parts.get(of, ())), of))

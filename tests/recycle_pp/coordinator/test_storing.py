@@ -84,6 +84,13 @@ def test_a_writer_that_is_dead_at_the_beginning_is_replaced(storing):
     assert storing.begin(8, PARTS, False, False, {0, 1}) is None
 
 
+def test_a_member_of_another_node_replaces_a_writer_only_if_none_of_its_own_node_is_live(storing):
+    """The writers of all parts were on node "a", which has merged them. The folder may not be shared."""
+    parts = ["stage-0-0-aa", "stage-1-0-bb"]
+    assert storing.begin(8, parts, True, False, LIVE - {1}) == [(0, Upload(8, parts))]
+    assert storing.begin(8, parts, True, False, {2, 3}) == [(2, Upload(8, parts[:1])), (3, Upload(8, parts[1:]))]
+
+
 def test_the_death_of_a_worker_that_has_uploaded_causes_no_request(storing):
     storing.begin(8, PARTS, False, False, LIVE)
     storing.uploaded(0, uploaded(PARTS[0]))
