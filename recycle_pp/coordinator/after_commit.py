@@ -159,7 +159,8 @@ class AfterCommit:
         if storing.busy and not final:
             self._not_stored(message.step, f"checkpoint step-{storing.step:06d} is still being uploaded")
             return
-        self._request(storing.begin(message.step, message.parts, message.whole, final, state.job.live, message.outer))
+        live, writers = state.job.live, state.saving.writers
+        self._request(storing.begin(message.step, message.parts, message.whole, final, live, message.outer, writers))
         if final:
             seconds = state.settings.control.lease
             state.timers.after(seconds, self._abandon_slow_upload, message.step)

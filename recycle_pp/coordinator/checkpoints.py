@@ -136,6 +136,11 @@ class Saving:
         missing = {assignment[member].stage for member in self._missing.values()}
         return sorted({worker.stage for worker in assignment.values()} - missing)
 
+    @property
+    def writers(self) -> dict[str, Member]:
+        """Part of the current or latest checkpoint -> member that wrote it. Its role may have changed since."""
+        return {part: member for member, part in self._parts.items()}
+
     def slow(self) -> str:
         """The workers that delay the current save, as text: "workers 0.1, 1.2"."""
         silent = self._missing.values() or self.replicas.silent if self.busy else self.writing

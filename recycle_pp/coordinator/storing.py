@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 
 from recycle_pp.protocol.events import Send
 from recycle_pp.telemetry.checkpoint_folders import writer
@@ -84,13 +85,15 @@ class Storing:
         final: bool,
         live: Collection[Member],
         outer: OuterState | None = None,
+        writers: Mapping[str, Member] = MappingProxyType({}),
     ) -> list[Send] | None:
         """Starts an upload, and abandons an unfinished older one. Returns requests to upload the parts; None if a part
         is on no live member's disk.
 
-        parts  names of the parts' folders
-        whole  whether the parts are merged in a folder that all workers share
-        outer  see `Assembled`
+        parts    names of the parts' folders
+        whole    whether the parts are merged in a folder that all workers share
+        outer    see `Assembled`
+        writers  see `Saving.writers`
         """
         self._outer = outer
         self.step, self.final, self._whole = step, final, whole
@@ -98,7 +101,8 @@ class Storing:
         self._parts, self._files, self._sealer = list(parts), {}, None
         self._began = time.monotonic()
         members = {(worker.pipeline, worker.stage): member for member, worker in self._assignment().items()}
-        return self._request({part: members[writer(part)] for part in parts}, live)
+        # After a failover, some writers are unknown. The members that have their roles now are most likely the writers.
+        return self._request({part: writers.get(part, members[writer(part)]) for part in parts}, live)
 
     def uploaded(self, member: Member, message: Uploaded) -> list[Send]:
         if message.step != self.step or not self._uploading:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
 from recycle_pp.protocol.events import Outcome
-from recycle_pp.wire.messages.saving import Assembled
+from recycle_pp.wire.messages.saving import Assembled, Saved
 from recycle_pp.wire.messages.steps import Commit
 
 from .states import Driver, job_state
@@ -50,3 +50,13 @@ def test_the_wait_for_the_last_upload_is_shorter_after_a_signal(monkeypatch):
             state.ending.request(signal, 143)
         handler.store(Assembled(20), last=False)
         assert state.recorder.said[-1].endswith(f"is in the store, or after {seconds} s")
+
+
+def test_the_members_that_wrote_the_parts_upload_them(monkeypatch):
+    state = job_state(Settings().with_values({"checkpoint.store": "s3://bucket/run"}))
+    begun = []
+    monkeypatch.setattr(state.storing, "begin", lambda *about: begun.append(about) or [])
+    state.saving.begin(20, [0], False, {0})
+    state.saving.saved(0, Saved(20, False, "stage-0-0-aa"))
+    AfterCommit(state, Driver()).store(Assembled(20, False, ["stage-0-0-aa"]), last=False)
+    assert begun[0][-1] == {"stage-0-0-aa": 0}

@@ -79,6 +79,11 @@ def test_the_last_checkpoint_keeps_the_stages_whose_parts_survive_the_loss_of_an
     assert storing.kept() == []
 
 
+def test_a_writer_whose_role_has_changed_uploads_its_part(storing):
+    requests = storing.begin(8, PARTS, False, False, LIVE, None, {PARTS[1]: 1})
+    assert requests == [(0, Upload(8, PARTS[:1])), (1, Upload(8, PARTS[1:]))]
+
+
 def test_a_writer_that_is_dead_at_the_beginning_is_replaced(storing):
     assert storing.begin(8, PARTS, False, False, LIVE - {3}) == [(0, Upload(8, PARTS[:1])), (2, Upload(8, PARTS[1:]))]
     assert storing.begin(8, PARTS, False, False, {0, 1}) is None
