@@ -275,3 +275,26 @@ def test_three_nodes_without_a_shared_folder_continue_after_all_of_them_died(zyg
         assert job.events("started")[-1]["step"] >= done[-1] > 0
         assert job.committed() == 39
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == expected, job.explain()
+
+
+@pytest.mark.slow
+@pytest.mark.torchrun
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_nodes_without_a_shared_folder_continue_from_a_checkpoint_that_only_node_0_has(environment, proxy, tmp_path):
+    """The store refuses all uploads after the first checkpoint, until both nodes are killed."""
+    shape = (*JOB, "run.steps=100000", f"checkpoint.store={url()}")
+    with Apart(tmp_path, 2, 2, shape) as job:
+        job.run = RunFolder(job.disk(0))
+        job.wait_for_event("checkpoint_stored")
+        proxy.judge = lambda method, path: 403 if method == "PUT" else None
+        before = len(job.events("checkpoint_saved"))
+        job.wait_for_event("checkpoint_saved", nth=before + 3)
+        for node in range(2):
+            job.kill(node)
+        saved, stored = (job.events(f"checkpoint_{word}")[-1]["checkpoint"] for word in ("saved", "stored"))
+    proxy.judge = lambda method, path: None
+    with Apart(tmp_path, 2, 2, (*shape, f"run.steps={saved + 8}", "run.resume=auto")) as job:
+        job.run = RunFolder(job.disk(0))
+        assert job.wait(range(2), 300) == [0, 0], job.explain()
+        assert job.events("started")[-1]["step"] >= saved > stored
