@@ -118,7 +118,8 @@ class Recorder:
     def resumed(self, worker: Worker, message: Resumed) -> None:
         if self._recovery:
             here = partial(self._spans.local, worker)
-            self._recovery.resumed(worker, {phase: here(at) for phase, at in message.times.items()})
+            times = {phase: here(at) for phase, at in message.times.items()}
+            self._recovery.resumed(worker, message.generation, times)
             if self._recovery.complete(self._job):
                 self._close_recovery()
 
@@ -227,7 +228,7 @@ class Recorder:
             self._steps.validated(note["val_loss"], samples)
         elif kind == "announced":
             if self._recovery:
-                self._recovery.announced(time.monotonic())
+                self._recovery.announced(self._job.generation, time.monotonic())
         elif kind == "plan_adopted":
             if not self._started:
                 self._started = True

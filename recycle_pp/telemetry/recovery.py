@@ -37,6 +37,7 @@ class Recovery:
         self.redone = 0  # lost ops that the newest plans run again
         self.phases: dict[str, float] = {}
         self.left = (0.0, 0.0)  # seconds of the rest of the step: as planned, and a lower bound for every plan
+        self._generation: int | None = None  # the generation that follows the newest death, once it is announced
         self._resumed: dict[Worker, dict[str, float]] = {}
         self._prompt: set[Worker] = set()
 
@@ -46,6 +47,8 @@ class Recovery:
         return self.phases["resumed"] - self.phases["died"]
 
     def death(self, worker: Worker, now: float) -> None:
+        self._generation = None
+        self._resumed.clear()
         self.dead[worker] = now
         self.detected = self.detected or now
         self.phases.setdefault("died", now)
@@ -59,8 +62,9 @@ class Recovery:
         self.dead[worker] = at
         self.phases["died"] = min(self.phases["died"], at)
 
-    def announced(self, now: float) -> None:
+    def announced(self, generation: int, now: float) -> None:
         self.phases["announced"] = now
+        self._generation = generation
         self._resumed.clear()
 
     def planned(self, now: float, job: Job, gone: set[Part]) -> None:
@@ -85,8 +89,10 @@ class Recovery:
         busy = {} if plan is None else {Worker.parse(w): t for w, t in (plan.problem.busy_until or {}).items()}
         self._prompt = {w for w, start in first.items() if start <= busy.get(w, 0.0) + PROMPT}
 
-    def resumed(self, worker: Worker, times: dict[str, float]) -> None:
-        self._resumed[worker] = times
+    def resumed(self, worker: Worker, generation: int, times: dict[str, float]) -> None:
+        """Records when a worker resumed. Ignored if that was in a generation from before the newest death."""
+        if generation == self._generation:
+            self._resumed[worker] = times
 
     def complete(self, job: Job) -> bool:
         if not all(job.assignment[member] in self._resumed for member in job.live):
