@@ -51,7 +51,8 @@ class Driver:
         if state.lifecycle.over:
             return
         kept = [*state.saving.kept(), *state.storing.kept()]
-        saving = SavingChanged(state.saving.occupied, state.ending.save_due, kept)
+        in_use = {state.saving.step * state.saving.occupied, state.storing.uploading} - {0}
+        saving = SavingChanged(state.saving.occupied, state.ending.save_due, kept, sorted(in_use))
         if saving != state.job.saving:
             self._handle(saving)
         self._handle(event)

@@ -27,10 +27,11 @@ import secrets
 import shutil
 import threading
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,13 @@ import torch
 from torch import Tensor
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.telemetry.checkpoint_folders import finished, name, step_of, temporary, unfinished
+from recycle_pp.telemetry.checkpoint_folders import finished, name, step_of, temporary
 from recycle_pp.wire.files import UnreadableFile, decode, read
 from recycle_pp.wire.messages.islands import OuterState
 from recycle_pp.wire.records import About
 
 from .checksum import ABOUT, TABLE, fingerprint
-from .replacing import rename, sync, write_synced
+from .replacing import delete_unfinished, rename, sync, write_synced
 from .table_of_contents import check_chunks, check_files, read_table
 
 POSITION = "islands (applied, begun, sent)"  # key in about.json
@@ -76,6 +77,7 @@ class Saver:
         state: Mapping[str, Tensor],
         together: Collection[str] = (),
         final: bool = False,
+        in_use: Collection[int] | None = None,
     ) -> Future[str]:
         """Copies `state` and returns. A thread then writes the copy to the folder step-STEP.tmp/stage-PART-RANDOM. It
         waits until earlier saves of this object have ended.
@@ -83,6 +85,8 @@ class Saver:
         together: names of all tensors that the workers of this stage save together, each worker only its own boxes;
             `finish` fails if one of these tensors is in no part
         final: whether `state` will never change again; if so, tensors on the CPU are not copied
+        in_use: steps of older checkpoints that are still being written or uploaded. The thread first deletes all other
+            older unfinished checkpoints, because they may fill the disk. None: it deletes nothing
 
         The future's result is the name of the part's folder, available when the part is on disk. The future raises
         RuntimeError if the part cannot be written.
@@ -90,7 +94,8 @@ class Saver:
         copy = {name: tensor.detach().to("cpu", copy=not final) for name, tensor in state.items()}
         before, self._saving = self._saving, Future()
         place = temporary(self._folder, step) / f"stage-{part}-{secrets.token_hex(4)}"
-        arguments = (self._saving, before, place, copy, sorted(together))
+        clear = partial(delete_unfinished, self._folder, 0 if in_use is None else step, in_use or ())
+        arguments = (self._saving, before, place, copy, sorted(together), clear)
         threading.Thread(target=_write_part, args=arguments, name="checkpoint", daemon=True).start()
         return self._saving
 
@@ -107,10 +112,16 @@ class Saver:
 
 
 def _write_part(
-    saving: Future[str], before: Future[str], part: Path, state: dict[str, Tensor], together: list[str]
+    saving: Future[str],
+    before: Future[str],
+    part: Path,
+    state: dict[str, Tensor],
+    together: list[str],
+    clear: Callable[[], None],
 ) -> None:
     futures.wait([before])
     try:
+        clear()
         dcp = _dcp()
         # If per_thread_copy_ahead is not 0, torch creates a CUDA context on GPU 0 in this thread.
         writer = dcp.FileSystemWriter(part, per_thread_copy_ahead=0)
@@ -119,6 +130,7 @@ def _write_part(
     except BaseException as error:  # torch's CheckpointException is not an Exception
         failures = getattr(error, "failures", None)  # the original errors, by rank
         cause = failures[0][0] if failures else error
+        shutil.rmtree(part, ignore_errors=True)  # on a full disk, it would take the room of the next save
         saving.set_exception(RuntimeError(f"the checkpoint part {part} could not be written: {cause}"))
     else:
         saving.set_result(part.name)
@@ -225,9 +237,7 @@ def prune(folder: str | Path, step: int, keep: int, spared: Collection[int | Non
     for path in older[:-keep]:
         if step_of(path.name) not in spared:
             shutil.rmtree(path, ignore_errors=True)
-    for path, number in unfinished(Path(folder)).items():
-        if number < step:
-            shutil.rmtree(path, ignore_errors=True)
+    delete_unfinished(Path(folder), step, spared)
 
 
 def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 write_synced(path, content); sync(folder)     # both return when the content is on disk
 rename(place, final)
 set_aside(folder / "step-000040")             # renames a damaged checkpoint
+delete_unfinished(folder, 60)                 # deletes leftovers of saves before step 60
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections.abc import Collection
+from contextlib import suppress
+from math import inf
 from pathlib import Path
+
+from recycle_pp.telemetry.checkpoint_folders import unfinished
 
 
 def rename(place: Path, final: Path) -> Path:
@@ -34,6 +40,15 @@ def set_aside(final: Path) -> None:
         if not place.exists():
             final.rename(place)
             return
+
+
+def delete_unfinished(folder: Path, step: float = inf, spared: Collection[int | None] = ()) -> None:
+    """Deletes the folders of unfinished checkpoints of fewer than `step` steps, except those whose steps are in
+    `spared`. Ignores errors."""
+    with suppress(OSError):
+        for path, number in unfinished(folder).items():
+            if number < step and number not in spared:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def write_synced(path: Path, content: bytes) -> None:

@@ -72,7 +72,7 @@ class StageSaving:
                 return
             threading.Thread(target=self._digest, args=arguments, name="digests", daemon=True).start()
         if self._member in commit.savers or wanted:
-            self._save(commit.step + 1, commit.last or wanted, None if wanted else mine)
+            self._save(commit.step + 1, commit.last or wanted, None if wanted else mine, commit.in_use)
 
     def asked(self, message: Save) -> None:
         """Saves all units of this worker, because a saver died at the end of the job. If the executor has not applied
@@ -101,11 +101,14 @@ class StageSaving:
     def _refuse(self, step: int, error: RuntimeError) -> None:
         self._send(SaveFailed(step, f"worker {self._worker}: {error}"))
 
-    def _save(self, step: int, last: bool, units: Collection[int] | None) -> None:
+    def _save(
+        self, step: int, last: bool, units: Collection[int] | None, in_use: Collection[int] | None = None
+    ) -> None:
         """Saves this worker's part of the checkpoint of `step` steps, in threads.
 
-        last   whether the state will never change again
-        units  the units to save; None: all units of this worker
+        last    whether the state will never change again
+        units   the units to save; None: all units of this worker
+        in_use  see `Saver.save`
         """
         if self._saver.busy and not last:  # only the end of a job justifies a second copy in memory
             detail = f"worker {self._worker} is still writing its part of the previous checkpoint"
@@ -113,7 +116,7 @@ class StageSaving:
             return
         part = f"{self._worker.stage}-{self._worker.pipeline}"
         state = pieces(self._optimizer, self._stage, self._optimizer.held if units is None else units)
-        saving = self._saver.save(step, part, state, tensors_of(self._stage), final=last)
+        saving = self._saver.save(step, part, state, tensors_of(self._stage), last, in_use)
         self._inject("checkpoint", step - 1)  # this fault fires while the part is being written
         arguments = (step, saving, units is None)
         threading.Thread(target=self._report, args=arguments, name="saved", daemon=True).start()

@@ -10,7 +10,6 @@ to no seal. `StoredCheckpoints.prune` deletes them after a later checkpoint.
 from __future__ import annotations
 
 import queue
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -20,12 +19,13 @@ from typing import Any
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.storage.store import Store, StoreError
-from recycle_pp.telemetry.checkpoint_folders import name, temporary, unfinished
+from recycle_pp.telemetry.checkpoint_folders import name, temporary
 from recycle_pp.wire.messages.saving import Seal, Sealed, Upload, Uploaded, UploadFailed
 from recycle_pp.wire.messages.table import Message
 
 from . import checkpoint
 from .checksum import TABLE
+from .replacing import delete_unfinished
 from .stored import StoredCheckpoints
 
 
@@ -63,9 +63,7 @@ class Uploads:
                 self._send(UploadFailed(message.step, str(error) or type(error).__name__))
 
     def _upload(self, stored: StoredCheckpoints, message: Upload) -> dict[str, list[int]]:
-        for path, step in unfinished(self._folder).items():  # parts that no worker has merged on this node
-            if step < message.step:
-                shutil.rmtree(path, ignore_errors=True)
+        delete_unfinished(self._folder, message.step)  # parts that no worker has merged on this node
         finished = self._folder / name(message.step)
         files: dict[str, list[int]] = {}
         for part in message.parts:

@@ -461,10 +461,12 @@ class Supervisor:
         await asyncio.to_thread(_import_coordinator)
         from recycle_pp.coordinator.checkpoints import NOTHING, newest_whole
         from recycle_pp.coordinator.host import Host
+        from recycle_pp.state.replacing import delete_unfinished
 
         whole = NOTHING
         if self._settings.run.resume and takeover is None:
             whole = await in_thread(newest_whole, self._run.checkpoints, self._settings.checkpoint.store)
+            await in_thread(delete_unfinished, self._run.checkpoints)
         if self._launch.one_node:
             self._token_file = await in_time(keep_token, self._run.path, self._token)
         agreement = self._leadership.agreement

@@ -1,5 +1,6 @@
 """Checkpoints can be loaded by any split, are complete or absent, and never unpickle foreign classes."""
 
+import errno
 import json
 import os
 import pickle
@@ -21,7 +22,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import checkpoint
 from recycle_pp.state.checksum import damage
 from recycle_pp.state.table_of_contents import read_table
-from recycle_pp.telemetry.checkpoint_folders import finished
+from recycle_pp.telemetry.checkpoint_folders import finished, unfinished
 from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
 
 ABOUT = checkpoint.describe(small(), "text")
@@ -142,6 +143,32 @@ def test_a_failed_write_is_reported_and_does_not_prevent_the_next_save(tmp_path)
     assert future.exception() is not None
     blocked.unlink()
     checkpoint.finish(blocked, 1, [saver.save(1, 0, optimizer.state()).result()], ABOUT)
+
+
+def test_a_failed_write_leaves_nothing_that_takes_the_room_of_the_next_save(tmp_path, monkeypatch):
+    def fails(_, storage_writer, **options):
+        storage_writer.path.mkdir(parents=True)
+        (storage_writer.path / "__0_0.distcp").write_bytes(bytes(100))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    saver = checkpoint.Saver(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(dcp, "save", fails)
+        with pytest.raises(RuntimeError, match="No space left on device"):
+            saver.save(1, 0, {"model.w": torch.zeros(10)}).result()
+    assert not [*tmp_path.rglob("*.distcp")]
+    checkpoint.finish(tmp_path, 1, [saver.save(1, 0, {"model.w": torch.zeros(10)}).result()], ABOUT)
+
+
+def test_a_save_first_deletes_older_unfinished_checkpoints_that_are_not_in_use(tmp_path):
+    """Otherwise the parts of abandoned checkpoints may fill the disk, so that no later checkpoint can be written."""
+    for step in (10, 20, 40):
+        (checkpoint.temporary(tmp_path, step) / "stage-0-0-0123abcd").mkdir(parents=True)
+    saver = checkpoint.Saver(tmp_path)
+    saver.save(30, 0, {"model.w": torch.zeros(10)}).result()
+    assert set(unfinished(tmp_path).values()) == {10, 20, 30, 40}
+    saver.save(30, 0, {"model.w": torch.zeros(10)}, in_use=[10]).result()
+    assert set(unfinished(tmp_path).values()) == {10, 30, 40}
 
 
 def test_the_saving_thread_creates_no_cuda_context(tmp_path, monkeypatch):

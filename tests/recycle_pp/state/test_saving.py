@@ -14,7 +14,9 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.state.saving import StageSaving
-from recycle_pp.wire.messages.saving import Save, Saved, SaveFailed
+from recycle_pp.telemetry.checkpoint_folders import temporary, unfinished
+from recycle_pp.wire.messages.saving import Digests, Save, Saved, SaveFailed
+from recycle_pp.wire.messages.steps import Commit
 
 from ..in_process import CPU, small
 from ..numerics.test_units import flip
@@ -41,6 +43,19 @@ def test_a_worker_that_must_save_all_its_units_rejects_units_changed_since_the_c
     (answer,) = said
     assert isinstance(answer, SaveFailed if changed else Saved)
     assert not changed or "has changed since its update" in answer.detail
+
+
+def test_a_save_deletes_leftovers_of_older_saves_but_no_checkpoint_that_the_commit_names_as_in_use(tmp_path):
+    config, said = small(), queue.Queue()
+    stage = Stage(config, 0, CPU)
+    me = Participant(0, Worker(0, 0), Holdings(0, stage.layout.ids, -1))
+    arguments = (stage, StageOptimizer(config, stage), Batches(config), me, said.put, lambda *_: None)
+    for step in (1, 2):
+        temporary(tmp_path / "checkpoints", step).mkdir(parents=True)
+    commit = Commit(0, 3, scale=1.0, norm=1.0, loss=1.0, savers=[0], in_use=[1])
+    StageSaving(config, str(tmp_path), *arguments).committed(commit, None)
+    assert {type(said.get(timeout=30)) for _ in range(2)} == {Digests, Saved}
+    assert set(unfinished(tmp_path / "checkpoints").values()) == {1, 4}
 
 
 def test_digests_name_the_units_of_the_commit_even_if_layers_move_meanwhile(tmp_path, monkeypatch):
