@@ -63,18 +63,28 @@ def newest_whole(folder: Path, store: str | None = None) -> Whole:
 
 def newest_of(folder: Path, stored: Survey) -> Whole:
     """Like `newest_whole`, for a store whose checkpoints are known."""
-    here = finished(folder)
+    while True:
+        here = finished(folder)
+        whole, broken = _newest_of(here, stored)
+        if finished(folder).keys() <= here.keys():
+            break
+        # A worker has just finished a newer checkpoint, and may have deleted the one that was being read.
+    # Without the damaged folders here, workers download the store's copy, and `checkpoint.keep` counts only intact
+    # checkpoints.
+    for step in broken:
+        set_aside(here[step])
+    return whole
+
+
+def _newest_of(here: Mapping[int, Path], stored: Survey) -> tuple[Whole, set[int]]:
+    """The newest intact checkpoint, and the steps of damaged ones in the folder. here: see `finished`"""
     damaged: dict[int, str] = {}
     for step in sorted({*here, *stored.damaged, stored.step} - {0}, reverse=True):
         wrong = damage(here[step], step) if step in here else stored.damaged.get(step)
         if wrong is None or step == stored.step:
-            # Without the damaged folders here, workers download the store's copy, and `checkpoint.keep` counts only
-            # intact checkpoints.
-            for number in here.keys() & (damaged.keys() | ({step} if wrong else set())):
-                set_aside(here[number])
-            return Whole(step, damaged)
+            return Whole(step, damaged), here.keys() & (damaged.keys() | ({step} if wrong else set()))
         damaged[step] = wrong
-    return Whole(0, damaged)
+    return Whole(0, damaged), set()
 
 
 class Saving:
@@ -120,6 +130,11 @@ class Saving:
     @property
     def busy(self) -> bool:
         return bool(self._missing) or self._last is not None or self._assembler is not None
+
+    @property
+    def assembles(self) -> bool:
+        """Whether a member merges the parts of a checkpoint. It then deletes older checkpoints."""
+        return self._assembler is not None
 
     @property
     def occupied(self) -> bool:

@@ -48,6 +48,7 @@ UNEXPLAINED_SECONDS = 3.0  # limit on how long an unknown cause of death delays 
 CAUSE_SECONDS = 0.3
 HUNG_SECONDS = 3.0  # for a stuck worker, whose stacks are written before it is killed
 DYING_SECONDS = 60.0  # for a process that has not ended yet; the kernel or a GPU driver may take long to clean up
+ASSEMBLY_SECONDS = 0.1  # between two looks at a checkpoint that is being assembled when a stage is lost
 
 
 class Deaths:
@@ -172,7 +173,10 @@ class Deaths:
         self._restoring = asyncio.create_task(self._state.lifecycle.guard(self._read_checkpoints, stage, why))
 
     async def _read_checkpoints(self, stage: int, why: str) -> None:
-        folder = self._state.run.checkpoints
+        folder, saving = self._state.run.checkpoints, self._state.saving
+        deadline = time.monotonic() + self._state.settings.control.lease
+        while saving.assembles and time.monotonic() < deadline:  # it will be the newest one, and may replace the others
+            await asyncio.sleep(ASSEMBLY_SECONDS)
         try:
             whole = await in_thread(newest_whole, folder, self._state.settings.checkpoint.store)
         except StoreError as error:

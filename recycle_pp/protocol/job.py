@@ -493,7 +493,7 @@ class Job:
             void=took_back,
             evaluate=evaluate,
             savers=self.units.savers(self.workers) if saves else [],
-            in_use=list(self.saving.in_use) if saves else [],
+            in_use=self.saving.in_use if saves else [],
             last=last or early,
             skipped=self.skipped,
             stagger=self._speculation.allowed,

@@ -17,7 +17,7 @@ from recycle_pp.protocol.events import Outcome, ProblemChanged, WorkerDied, Work
 from recycle_pp.storage.store import StoreError
 from recycle_pp.telemetry.checkpoint_folders import step_of
 from recycle_pp.wire.messages.handshake import SupervisorHello
-from recycle_pp.wire.messages.saving import Assembled, Saved
+from recycle_pp.wire.messages.saving import Assembled, Assembling, Saved
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Kill, Spawn
 
 from .states import Driver, job_state
@@ -107,14 +107,15 @@ def test_a_death_at_the_end_of_the_job_is_recorded(of):
 FOUND = Whole(5)
 
 
-def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=(), store=None, nodes="aa"):
+def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=(), store=None, nodes="aa", assembled=None):
     """The state and the ranks of a job that has lost its stage 1 and restarts from a checkpoint.
 
-    savers  members that wrote a part of another checkpoint when the stage was lost
-    whole   the checkpoint that is found
-    saved   number of steps in the newest checkpoint that the coordinator knows
-    dying   members that die while the job waits for the causes of deaths; their own causes are known later
-    nodes   names of the nodes of the two survivors
+    savers     members that wrote a part of another checkpoint when the stage was lost
+    whole      the checkpoint that is found
+    saved      number of steps in the newest checkpoint that the coordinator knows
+    dying      members that die while the job waits for the causes of deaths; their own causes are known later
+    nodes      names of the nodes of the two survivors
+    assembled  the newer checkpoint that member 0 finishes soon after the loss
     """
     faults = {"fail_at": ["3:0.1", "3:1.1"], "rejoin_at": ["20:0.1", "30:1.1"]}
     settings = Settings(parallel=Parallel(pipelines=2, stages=2), checkpoint=Checkpoint(store=store), **faults)
@@ -139,12 +140,19 @@ def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=(), store=
         if savers:
             state.saving.begin(10, savers, False, {0, 2, 3})
         generation = job.generation
+        if assembled is not None:
+            state.saving.begin(assembled.step, [0], False, [])
+            state.saving.assembling(0, Assembling(assembled.step))
         deaths.disconnected(ranks[3], 0)
         for number in dying:
             deaths.dying(ranks[number], Dying(0, at=1.0))
         await asyncio.sleep(2 * CAUSE_SECONDS if dying else 0)
         for number in dying:
             deaths.reported(ranks[number], Died(0, Death("signal", "SIGKILL"), False))
+        if assembled is not None:
+            await asyncio.sleep(CAUSE_SECONDS + 0.3)
+            monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: assembled)
+            after_commit.assembled(ranks[0], Assembled(assembled.step))
         while job.phase != "starting" and not state.lifecycle.over:  # the checkpoints are read in a thread
             await asyncio.sleep(0.01)
         assert job.generation == generation
@@ -193,6 +201,11 @@ def test_before_a_restart_a_checkpoint_that_other_nodes_may_lack_is_brought_into
     state, _ = loses_a_stage(monkeypatch, store=store, nodes=nodes)
     assert uploaded == uploads and state.job.first_step == 5
     assert state.recorder.said == ["checkpoint step-000005 is not in the store: no keys"] * (fails and bool(uploads))
+
+
+def test_a_job_restarts_from_the_checkpoint_that_a_survivor_is_assembling(monkeypatch):
+    state, _ = loses_a_stage(monkeypatch, assembled=Whole(8))
+    assert state.job.first_step == 8
 
 
 def test_without_a_checkpoint_all_workers_restart_from_step_0(monkeypatch):

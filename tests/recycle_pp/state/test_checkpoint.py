@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 from recycle_pp.coordinator.checkpoints import newest_whole
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.state import checkpoint
+from recycle_pp.state import checkpoint, checksum
 from recycle_pp.state.checksum import damage
 from recycle_pp.state.table_of_contents import read_table
 from recycle_pp.telemetry.checkpoint_folders import finished, unfinished
@@ -336,6 +336,23 @@ def test_after_a_restart_a_damaged_checkpoint_is_set_aside_and_does_not_count(tm
     checkpoint.prune(tmp_path, 33, 1)
     assert [path.name for path in finished(tmp_path).values()] == ["step-000033", "step-000040"]
     assert checkpoint.temporary(tmp_path, 35).exists(), "it may be a later checkpoint of this job, such as its last one"
+
+
+def test_a_checkpoint_that_is_finished_while_the_older_one_is_read_is_found(tmp_path, monkeypatch):
+    """With checkpoint.keep=1, its assembler deletes the older one before that is read."""
+    saver = checkpoint.Saver(tmp_path)
+    parts = {step: saver.save(step, 0, {"model.w": torch.zeros(10)}).result() for step in (20, 40)}
+    checkpoint.finish(tmp_path, 20, [parts[20]], ABOUT)
+    fingerprint = checksum.fingerprint
+
+    def reads(path):
+        monkeypatch.setattr(checksum, "fingerprint", fingerprint)
+        checkpoint.finish(tmp_path, 40, [parts[40]], ABOUT)
+        checkpoint.prune(tmp_path, 40, keep=1)
+        return fingerprint(path)
+
+    monkeypatch.setattr(checksum, "fingerprint", reads)
+    assert newest_whole(tmp_path) == (40, {})
 
 
 def test_foreign_names_beside_the_checkpoints_are_never_read_moved_or_deleted(tmp_path):
