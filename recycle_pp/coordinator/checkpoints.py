@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from recycle_pp.protocol.events import Send
-from recycle_pp.state.checksum import damage
+from recycle_pp.state.checksum import lasting_damage
 from recycle_pp.state.replacing import set_aside
 from recycle_pp.state.survey import Survey, survey
 from recycle_pp.storage.store import StoreError
@@ -42,7 +42,7 @@ class Whole(NamedTuple):
     """The newest whole checkpoint.
 
     step     number of steps in the newest intact checkpoint; 0 if there is none
-    damaged  number of steps in a newer checkpoint -> description of its damage
+    damaged  number of steps in a newer checkpoint -> description of its damage, or why it could not be read
     """
 
     step: int = 0
@@ -54,9 +54,11 @@ NOTHING = Whole()
 
 def newest_whole(folder: Path, store: str | None = None) -> Whole:
     """The newest intact checkpoint, in the folder or in the store. Reads it and all newer checkpoints of the folder
-    completely, which may block for minutes. Renames the newer ones, which are damaged, to `step-000040.damaged`.
+    completely, which may block for minutes. Renames the newer ones that are damaged to `step-000040.damaged`. If the
+    disk fails, they may be intact and keep their names.
 
-    store: the URL of `checkpoint.store`, or None. Raises StoreError if it cannot be reached.
+    store: the URL of `checkpoint.store`, or None. Raises StoreError if it cannot be reached, OSError if the folder
+    cannot be read.
     """
     return newest_of(folder, Survey() if store is None else survey(store, STORE_SECONDS))
 
@@ -71,18 +73,32 @@ def newest_of(folder: Path, stored: Survey) -> Whole:
         # A worker has just finished a newer checkpoint, and may have deleted the one that was being read.
     # Without the damaged folders here, workers download the store's copy, and `checkpoint.keep` counts only intact
     # checkpoints.
+    damaged = dict(whole.damaged)
     for step in broken:
-        set_aside(here[step])
-    return whole
+        try:
+            set_aside(here[step])
+        except OSError as error:
+            if step == whole.step:  # workers would load it
+                raise
+            damaged[step] += f"; it could not be renamed: {error.strerror}"
+    return Whole(whole.step, damaged)
 
 
 def _newest_of(here: Mapping[int, Path], stored: Survey) -> tuple[Whole, set[int]]:
-    """The newest intact checkpoint, and the steps of damaged ones in the folder. here: see `finished`"""
+    """The newest intact checkpoint, and the steps of those in the folder that must be renamed. here: see `finished`"""
     damaged: dict[int, str] = {}
+    broken: set[int] = set()
     for step in sorted({*here, *stored.damaged, stored.step} - {0}, reverse=True):
-        wrong = damage(here[step], step) if step in here else stored.damaged.get(step)
+        wrong = stored.damaged.get(step)
+        if step in here:
+            try:
+                wrong = lasting_damage(here[step], step)
+                lasts = wrong is not None
+            except OSError as error:
+                wrong, lasts = f"the disk failed: {error}", step == stored.step
+            broken |= {step} if lasts else set()
         if wrong is None or step == stored.step:
-            return Whole(step, damaged), here.keys() & (damaged.keys() | ({step} if wrong else set()))
+            return Whole(step, damaged), broken
         damaged[step] = wrong
     return Whole(0, damaged), set()
 
@@ -189,11 +205,20 @@ class Saving:
                 self.stored_step = max(self.stored_step, (await in_thread(survey, self._store, 0.0)).step)
 
     async def whole(self) -> Whole:
-        """Like `newest_whole`, but ignores a store that cannot be reached."""
+        """Like `newest_whole`, but uses only the folder if the store cannot be reached. If a newer checkpoint is known,
+        `damaged` then contains the reason. Raises ValueError, with one sentence, if no checkpoint could be read."""
         try:
             return await in_thread(newest_whole, self._folder, self._store)
-        except StoreError:
-            return await in_thread(newest_whole, self._folder)
+        except (StoreError, OSError) as error:
+            reason, whole = str(error), NOTHING
+        if self._store is not None:
+            with suppress(OSError):
+                whole = await in_thread(newest_whole, self._folder)
+        if not whole.step:
+            raise ValueError(f"no checkpoint could be read: {reason}")
+        if self.newest_step > whole.step:
+            whole = Whole(whole.step, {self.newest_step: reason, **whole.damaged})
+        return whole
 
     def path(self, step: int) -> Path:
         """The folder of the checkpoint with this number of steps."""

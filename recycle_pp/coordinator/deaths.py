@@ -38,7 +38,7 @@ from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 
 from .after_commit import AfterCommit
-from .checkpoints import Whole, newest_whole
+from .checkpoints import NOTHING, Whole
 from .driver import Driver
 from .ranks import NODE_LOSS, Rank
 from .state import JobState
@@ -173,19 +173,19 @@ class Deaths:
         self._restoring = asyncio.create_task(self._state.lifecycle.guard(self._read_checkpoints, stage, why))
 
     async def _read_checkpoints(self, stage: int, why: str) -> None:
-        folder, saving = self._state.run.checkpoints, self._state.saving
+        saving = self._state.saving
         deadline = time.monotonic() + self._state.settings.control.lease
         while saving.assembles and time.monotonic() < deadline:  # it will be the newest one, and may replace the others
             await asyncio.sleep(ASSEMBLY_SECONDS)
+        whole, unread = NOTHING, ""
         try:
-            whole = await in_thread(newest_whole, folder, self._state.settings.checkpoint.store)
-        except StoreError as error:
-            whole = await in_thread(newest_whole, folder)
-            why = f"{why}, {error}" if not whole.step else why
+            whole = await saving.whole()
+        except ValueError as error:
+            unread = str(error)
         await self._bring_to_store(whole.step)
         await self._state.lease.wait()
         if not self._state.lifecycle.over:
-            self._restore(stage, why, whole)
+            self._restore(stage, why, whole, unread)
 
     async def _bring_to_store(self, step: int) -> None:
         """Uploads the checkpoint of `step` steps if the store may lack it, because the loss interrupted its upload. The
@@ -201,8 +201,10 @@ class Deaths:
         except StoreError as error:  # nodes that share the folder do not need the store
             self._state.recorder.say(f"checkpoint {saving.path(step).name} is not in the store: {error}")
 
-    def _restore(self, stage: int, why: str, whole: Whole) -> None:
+    def _restore(self, stage: int, why: str, whole: Whole, unread: str) -> None:
         """Restarts all workers from the newest intact checkpoint, at least one in each stage, or stops the job.
+
+        unread: why no checkpoint could be read, in words; "" if it is known which ones there are
 
         Workers whose machine got SIGTERM end instead, because their supervisors start no process any more. But if too
         few workers would remain, they count as present.
@@ -224,7 +226,7 @@ class Deaths:
             why += f", and {plural(len(present), 'live worker')} cannot run {plural(stages, 'stage')}"
             self._stop_after_loss(stage, why, whole.step)
             return
-        if not whole.step and (reason := self._no_beginning(whole)):
+        if not whole.step and (reason := unread or self._no_beginning(whole)):
             self._stop_after_loss(stage, f"{why}, and {reason}", whole.step)
             return
         staying = [rank for rank in present if not rank.stopping]
@@ -247,7 +249,7 @@ class Deaths:
         """Why the job must not restart from step 0, in words; "" if it may."""
         state = self._state
         if state.saving.newest_step or whole.damaged:
-            return "no checkpoint could be read"
+            return ": ".join(["no checkpoint could be read", *whole.damaged.values()][:2])
         if state.settings.islands.store and state.job.started:
             return "there is no checkpoint; an island that has taken part cannot begin again at step 0"
         return ""

@@ -94,12 +94,15 @@ class Successor:
         patience = max(control.suspicion, DISCOVERY_SECONDS)
         await self.discovery.complete(await self._agreement.supervisors(), patience)
         agreed, whole = await self._agreement.generation(), None
-        began = agreed >= 0
+        began, unread = agreed >= 0, "no checkpoint could be read"
         await asyncio.wait({looking}, timeout=READ_SECONDS)
         await reading
         await state.lease.wait()
         while not began and whole is None and not self.discovery.states():
-            whole = (await saving.whole()).step
+            try:
+                whole = (await saving.whole()).step
+            except ValueError as error:
+                whole, unread = 0, str(error)
             await state.lease.wait()
         # No `await` from here on: a death during an `await` would be missing from both the reports and the events.
         states = self.discovery.states()
@@ -123,6 +126,8 @@ class Successor:
         state.recorder.took_over(self._takeover, found)
         if lost:
             state.lifecycle.stop(_lost(saving.newest(), looking.done()))
+        if whole == 0 and state.settings.run.resume:
+            state.lifecycle.stop(f"run.resume=true: {unread}")
         self._driver.change(self._problem(found))
         if restarts:
             # The outcome is a lost stage, so `Deaths` restarts all workers from the newest checkpoint.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 import zlib
@@ -9,6 +10,7 @@ from pathlib import Path
 
 TABLE = ".metadata"  # torch's table of contents
 ABOUT = "about.json"  # the settings that a resume must keep, and the fingerprints of all files
+FAILURES = (errno.EIO, errno.ESTALE, errno.EACCES)  # errors of a disk that may recover
 
 
 def fingerprint(path: Path) -> list[int]:
@@ -23,6 +25,14 @@ def fingerprint(path: Path) -> list[int]:
 def damage(path: Path, step: int) -> str | None:
     """A description of the damage to the finished checkpoint of `step` steps; None if it is intact. Reads all files."""
     try:
+        return lasting_damage(path, step)
+    except OSError as error:
+        return _text(error)
+
+
+def lasting_damage(path: Path, step: int) -> str | None:
+    """Like `damage`, but raises OSError if the disk fails, because the checkpoint may be intact."""
+    try:
         about = json.loads(_regular(path / ABOUT).read_text())
         if about["step"] != step:
             return f"{path} is named after a different step: it contains the state after {about['step']} steps"
@@ -36,8 +46,14 @@ def damage(path: Path, step: int) -> str | None:
             if checksum != crc:
                 return f"{path / name} has a wrong checksum"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno in FAILURES:
+            raise
+        return _text(error)
     return None
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _regular(path: Path) -> Path:

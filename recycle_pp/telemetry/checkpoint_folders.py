@@ -56,4 +56,11 @@ def unfinished(folder: Path) -> dict[Path, int]:
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
     if not folder.is_dir():
         return []
-    return [(path, match) for path in folder.iterdir() if (match := pattern.fullmatch(path.name)) and path.is_dir()]
+    return [(path, match) for path in folder.iterdir() if (match := pattern.fullmatch(path.name)) and _is_dir(path)]
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # whoever reads the folder will see the error
+        return True

@@ -20,14 +20,14 @@ class CheckpointSaved(Event):
 
 
 class CheckpointDamaged(Event):
-    """A checkpoint is damaged, so the job looks for an older one. `checkpoint`: number of steps in it.
-    `detail`: what is wrong."""
+    """A checkpoint is damaged or cannot be read, so the job looks for an older one. `checkpoint`: number of steps in
+    it. `detail`: what is wrong."""
 
     checkpoint: Count
     detail: str
 
     def text(self) -> str:
-        return f"{folder(self.checkpoint)} is damaged and skipped: {self.detail}"
+        return f"{folder(self.checkpoint)} is damaged or cannot be read, and is skipped: {self.detail}"
 
 
 class CheckpointFailed(Event):

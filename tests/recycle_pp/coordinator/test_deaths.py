@@ -1,6 +1,7 @@
 """A death is recorded once, and its worker is restarted, replaced or given up."""
 
 import asyncio
+import errno
 from types import SimpleNamespace
 
 import pytest
@@ -107,11 +108,23 @@ def test_a_death_at_the_end_of_the_job_is_recorded(of):
 FOUND = Whole(5)
 
 
+class Silent:
+    """Replaces `newest_whole`: the store does not answer, and the newest checkpoint in the folder has `step` steps."""
+
+    def __init__(self, step):
+        self._step = step
+
+    def __call__(self, folder, store=None):
+        if store is not None:
+            raise StoreError(f"{store} did not answer")
+        return Whole(self._step)
+
+
 def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=(), store=None, nodes="aa", assembled=None):
     """The state and the ranks of a job that has lost its stage 1 and restarts from a checkpoint.
 
     savers     members that wrote a part of another checkpoint when the stage was lost
-    whole      the checkpoint that is found
+    whole      the checkpoint that is found, or a function instead of `newest_whole`
     saved      number of steps in the newest checkpoint that the coordinator knows
     dying      members that die while the job waits for the causes of deaths; their own causes are known later
     nodes      names of the nodes of the two survivors
@@ -120,7 +133,9 @@ def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=(), store=
     faults = {"fail_at": ["3:0.1", "3:1.1"], "rejoin_at": ["20:0.1", "30:1.1"]}
     settings = Settings(parallel=Parallel(pipelines=2, stages=2), checkpoint=Checkpoint(store=store), **faults)
     state = job_state(settings)
-    monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: whole)
+    monkeypatch.setattr(
+        "recycle_pp.coordinator.checkpoints.newest_whole", whole if callable(whole) else lambda *_: whole
+    )
     state.saving._newest = saved
     job, ranks = state.job, [state.roster.enter(number) for number in range(4)]
 
@@ -151,7 +166,7 @@ def loses_a_stage(monkeypatch, savers=(), whole=FOUND, saved=0, dying=(), store=
             deaths.reported(ranks[number], Died(0, Death("signal", "SIGKILL"), False))
         if assembled is not None:
             await asyncio.sleep(CAUSE_SECONDS + 0.3)
-            monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: assembled)
+            monkeypatch.setattr("recycle_pp.coordinator.checkpoints.newest_whole", lambda *_: assembled)
             after_commit.assembled(ranks[0], Assembled(assembled.step))
         while job.phase != "starting" and not state.lifecycle.over:  # the checkpoints are read in a thread
             await asyncio.sleep(0.01)
@@ -223,7 +238,7 @@ def test_if_no_checkpoint_can_be_read_the_job_stops_and_does_not_begin_again(who
 def test_a_worker_whose_machine_got_sigterm_is_not_restarted_after_the_loss_of_a_stage(going, restarted, monkeypatch):
     """Its supervisor starts no process. If too few other workers remain, the job is about to end."""
     state = job_state(Settings(parallel=Parallel(pipelines=3, stages=2)))
-    monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: Whole(5))
+    monkeypatch.setattr("recycle_pp.coordinator.checkpoints.newest_whole", lambda *_: Whole(5))
     job, ranks = state.job, [state.roster.enter(number) for number in range(6)]
     alive = [rank for rank in ranks if rank.role.stage == 0]
 
@@ -274,6 +289,26 @@ def test_the_loss_of_a_stage_after_the_last_step_changes_nothing_if_its_part_is_
         assert state.lifecycle.code == 0
 
     asyncio.run(dies())
+
+
+def test_a_job_that_restarts_from_an_older_checkpoint_because_the_store_is_silent_says_so(monkeypatch):
+    state, _ = loses_a_stage(monkeypatch, whole=Silent(5), saved=8, store="s3://bucket")
+    assert state.job.first_step == 5 and not state.lifecycle.over
+    (skipped,) = [event for event in state.recorder.whole if event.name() == "checkpoint_damaged"]
+    assert (skipped.checkpoint, skipped.detail) == (8, "s3://bucket did not answer")
+
+
+def test_a_job_does_not_begin_again_if_the_store_is_silent_and_the_folder_has_no_checkpoint(monkeypatch):
+    state, _ = loses_a_stage(monkeypatch, whole=Silent(0), store="s3://bucket")
+    assert "no checkpoint could be read: s3://bucket did not answer" in state.lifecycle.reason
+
+
+def test_a_run_folder_that_cannot_be_read_stops_the_job_with_the_reason(monkeypatch):
+    def fails(folder, store):
+        raise OSError(errno.EIO, "Input/output error")
+
+    state, _ = loses_a_stage(monkeypatch, whole=fails)
+    assert "no checkpoint could be read: [Errno 5] Input/output error" in state.lifecycle.reason
 
 
 def test_a_worker_whose_role_was_taken_over_still_returns_at_its_rejoin_at():

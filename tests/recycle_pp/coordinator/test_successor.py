@@ -57,10 +57,12 @@ class Agreed:
         return 1
 
 
-def take_over(folder, generation, code=1):
+def take_over(folder, generation, code=1, resume=False):
     """Runs a new coordinator. Returns the reason why the job stops, and the names of its events."""
     settings = Settings(
-        run=Run(steps=9, dir=str(folder)), parallel=Parallel(1, 1, microbatches=1), control=Control(suspicion=0.1)
+        run=Run(steps=9, dir=str(folder), resume=resume),
+        parallel=Parallel(1, 1, microbatches=1),
+        control=Control(suspicion=0.1),
     )
     run = RunFolder(folder)
 
@@ -87,6 +89,11 @@ def take_over(folder, generation, code=1):
 def test_a_job_without_an_agreed_generation_has_begun_no_step_and_is_not_lost(tmp_path):
     reason, events = take_over(tmp_path, generation=-1)
     assert "were lost at once" not in reason and events[2] == "death_detected"
+
+
+def test_a_resumed_job_whose_checkpoints_cannot_be_read_does_not_begin_at_step_0(tmp_path):
+    reason, _ = take_over(tmp_path, generation=-1, resume=True)
+    assert reason == "run.resume=true: no checkpoint could be read"
 
 
 def test_a_job_that_has_begun_is_lost_and_the_newest_checkpoint_is_named(tmp_path):

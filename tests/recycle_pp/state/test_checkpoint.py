@@ -9,7 +9,7 @@ import signal
 import time
 from enum import Enum
 from io import BytesIO
-from pathlib import PosixPath
+from pathlib import Path, PosixPath
 
 import pytest
 import torch
@@ -353,6 +353,37 @@ def test_a_checkpoint_that_is_finished_while_the_older_one_is_read_is_found(tmp_
 
     monkeypatch.setattr(checksum, "fingerprint", reads)
     assert newest_whole(tmp_path) == (40, {})
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_checkpoint_whose_disk_fails_is_skipped_and_keeps_its_name(number, tmp_path, monkeypatch):
+    for step in (20, 40):
+        save(tmp_path, step, job(1, steps=1))
+    fingerprint = checksum.fingerprint
+
+    def reads(path):
+        if tmp_path / "step-000040" in path.parents:
+            raise OSError(number, os.strerror(number))
+        return fingerprint(path)
+
+    with monkeypatch.context() as failing:
+        failing.setattr(checksum, "fingerprint", reads)
+        whole = newest_whole(tmp_path)
+    assert whole.step == 20 and os.strerror(number) in whole.damaged[40]
+    assert newest_whole(tmp_path) == (40, {})
+
+
+def test_a_damaged_checkpoint_that_cannot_be_renamed_is_skipped(tmp_path, monkeypatch):
+    for step in (20, 40):
+        save(tmp_path, step, job(1, steps=1))
+    (tmp_path / "step-000040/.metadata").write_bytes(b"damaged")
+
+    def rename(path, target):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", rename)
+    whole = newest_whole(tmp_path)
+    assert whole.step == 20 and whole.damaged[40].endswith("; it could not be renamed: Read-only file system")
 
 
 def test_foreign_names_beside_the_checkpoints_are_never_read_moved_or_deleted(tmp_path):
