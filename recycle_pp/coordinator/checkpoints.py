@@ -60,23 +60,13 @@ def newest_whole(folder: Path, store: str | None = None) -> Whole:
     store: the URL of `checkpoint.store`, or None. Raises StoreError if it cannot be reached, OSError if the folder
     cannot be read.
     """
-    return newest_of(folder, Survey() if store is None else survey(store, STORE_SECONDS))
-
-
-def newest_of(folder: Path, stored: Survey) -> Whole:
-    """Like `newest_whole`, for a store whose checkpoints are known."""
-    while True:
-        here = finished(folder)
-        whole, broken = _newest_of(here, stored)
-        if finished(folder).keys() <= here.keys():
-            break
-        # A worker has just finished a newer checkpoint, and may have deleted the one that was being read.
+    whole, broken = _newest(folder, Survey() if store is None else survey(store, STORE_SECONDS))
     # Without the damaged folders here, workers download the store's copy, and `checkpoint.keep` counts only intact
     # checkpoints.
     damaged = dict(whole.damaged)
-    for step in broken:
+    for step, path in broken.items():
         try:
-            set_aside(here[step])
+            set_aside(path)
         except OSError as error:
             if step == whole.step:  # workers would load it
                 raise
@@ -84,10 +74,26 @@ def newest_of(folder: Path, stored: Survey) -> Whole:
     return Whole(whole.step, damaged)
 
 
-def _newest_of(here: Mapping[int, Path], stored: Survey) -> tuple[Whole, set[int]]:
-    """The newest intact checkpoint, and the steps of those in the folder that must be renamed. here: see `finished`"""
+def newest_of(folder: Path, stored: Survey) -> Whole:
+    """Like `newest_whole`, for a store whose checkpoints are known. Renames nothing, so that the coordinator finds and
+    reports the damaged ones too."""
+    return _newest(folder, stored)[0]
+
+
+def _newest(folder: Path, stored: Survey) -> tuple[Whole, dict[int, Path]]:
+    """The newest intact checkpoint, and those in the folder that must be renamed, by their steps."""
+    while True:
+        here = finished(folder)
+        found = _newest_in(here, stored)
+        if finished(folder).keys() <= here.keys():
+            return found
+        # A worker has just finished a newer checkpoint, and may have deleted the one that was being read.
+
+
+def _newest_in(here: Mapping[int, Path], stored: Survey) -> tuple[Whole, dict[int, Path]]:
+    """Like `_newest`. here: see `finished`"""
     damaged: dict[int, str] = {}
-    broken: set[int] = set()
+    broken: dict[int, Path] = {}
     for step in sorted({*here, *stored.damaged, stored.step} - {0}, reverse=True):
         wrong = stored.damaged.get(step)
         if step in here:
@@ -96,11 +102,11 @@ def _newest_of(here: Mapping[int, Path], stored: Survey) -> tuple[Whole, set[int
                 lasts = wrong is not None
             except OSError as error:
                 wrong, lasts = f"the disk failed: {error}", step == stored.step
-            broken |= {step} if lasts else set()
+            broken |= {step: here[step]} if lasts else {}
         if wrong is None or step == stored.step:
             return Whole(step, damaged), broken
         damaged[step] = wrong
-    return Whole(0, damaged), set()
+    return Whole(0, damaged), {}
 
 
 class Saving:

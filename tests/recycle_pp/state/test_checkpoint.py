@@ -16,11 +16,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorProperties
 
-from recycle_pp.coordinator.checkpoints import newest_whole
+from recycle_pp.coordinator.checkpoints import newest_of, newest_whole
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import checkpoint, checksum
 from recycle_pp.state.checksum import damage
+from recycle_pp.state.survey import Survey
 from recycle_pp.state.table_of_contents import read_table
 from recycle_pp.telemetry.checkpoint_folders import finished, unfinished
 from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
@@ -327,6 +328,7 @@ def test_after_a_restart_a_damaged_checkpoint_is_set_aside_and_does_not_count(tm
         save(tmp_path, step, optimizers)
     for times in (1, 2):
         (tmp_path / "step-000040/.metadata").write_bytes(b"damaged")
+        assert newest_of(tmp_path, Survey()).step == 20 and 40 in finished(tmp_path), "only the coordinator renames it"
         assert newest_whole(tmp_path).step == 20
         assert (tmp_path / "step-000040.damaged").exists() and not (tmp_path / "step-000040").exists()
         assert (tmp_path / "step-000040.damaged-2").exists() == (times == 2)
