@@ -90,7 +90,7 @@ def copy(url: str, small: bool = False, report: Report = lambda done, total: Non
                 if held.upto < largest:
                     raise
                 print(f"recycle_pp: {error}; using the copy in {place(url)}", file=sys.stderr, flush=True)
-                held.write(held.upto)
+                held.confirm()
             else:
                 held.update(wanted, largest, report)
     except OSError as error:
@@ -169,7 +169,11 @@ class _Copy:
             finally:
                 self.write(upto=0)
             shutil.rmtree(self._home / "partial", ignore_errors=True)
-        self.write(sys.maxsize if self._objects == of else largest)
+        upto = sys.maxsize if self._objects == of else largest
+        if upto == self.upto:
+            self.confirm()
+        else:
+            self.write(upto)
 
     def _fetch(self, needed: Mapping[str, Object], report: Report) -> None:
         partial = self._home / "partial"
@@ -207,6 +211,11 @@ class _Copy:
             return self._file(name).stat().st_size == self._objects[name][0]
         except OSError:
             return False
+
+    def confirm(self) -> None:
+        """Records that the store was asked. If the disk is full or read-only, the next process asks it again."""
+        with suppress(OSError):
+            self.write(self.upto)
 
     def write(self, upto: int) -> None:
         self.upto, self.asked = upto, time.time()

@@ -1,5 +1,6 @@
 """Local copies of stored objects: complete or absent, made once, and up to date with the store."""
 
+import errno
 import json
 import os
 import threading
@@ -101,6 +102,25 @@ def test_a_copy_with_a_damaged_record_is_made_again(store, record):
     (path.parent.parent / "copy.json").write_text(record)
     assert not is_copied(url)
     assert copy(url).read_bytes() == b"content" and is_copied(url)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_complete_copy_on_a_full_or_read_only_disk_is_used(answers, store, proxy, monkeypatch):
+    url = f"{store.url}/train.bin"
+    store.put("train.bin", b"content")
+    copy(url)
+
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    if not answers:
+        proxy.judge = lambda method, path: 503
+    assert copy(url).read_bytes() == b"content"
+    proxy.judge = lambda method, path: None
+    store.put("train.bin", b"changed")
+    with pytest.raises(StoreError, match="No space left on device"):
+        copy(url)
 
 
 def test_a_copy_made_while_the_clock_was_ahead_still_follows_the_store(store):
