@@ -341,7 +341,7 @@ def test_a_takeover_during_a_restart_of_all_workers_restarts_them_again(moved, t
     """moved: whether the lost coordinator had welcomed the new processes, as joiners that load no checkpoint"""
 
     async def main():
-        monkeypatch.setattr("recycle_pp.coordinator.deaths.newest_whole", lambda folder, store: Whole(3))
+        monkeypatch.setattr("recycle_pp.coordinator.checkpoints.newest_whole", lambda *_: Whole(3))
         async with three_workers(tmp_path, State(), agreed=2, moved=moved) as (coordinator, supervisors, run):
             await until(lambda: all(any(isinstance(m, Spawn) for m in s.sent) for s in supervisors) or run.done())
             job = coordinator.state.job
