@@ -319,7 +319,9 @@ class Client:
             if self._reported == (generation, path.applied) and result is not None:
                 return
         if result is None or result.applied != path.applied or not result.outer.keys() >= turns.keys():
-            result = self._computed(store, view, closings, path, turns)
+            result = self._computed(store, view, closings, path, generation, turns)
+        if result is None:
+            return
         with self._changed:
             if self._generation != generation or self._order is None or self._order.state.applied >= path.applied:
                 return
@@ -334,15 +336,20 @@ class Client:
         view: objects.View,
         closings: rounds.Closings,
         path: Apply,
+        generation: int,
         turns: Mapping[UnitId, int],
-    ) -> _Result:
+    ) -> _Result | None:
+        """None if a new generation has begun, because its commits drop units that this worker no longer holds."""
         layout, islands = self._layout, self._islands
         reader = Reader(store, view, closings, layout, islands.bits, lambda: self._renew(store, view))
         found: dict[UnitId, Outer] = {}
         statistics = {number: _statistics(number, closings[number]) for number in path.rounds}
         for unit in sorted(turns):
             number = layout.number(unit)
-            vectors = self._optimizer.outer(number)
+            with self._changed:
+                if self._generation != generation:
+                    return None
+                vectors = self._optimizer.outer(number)
             before = Outer(vectors[THETA].numpy(), vectors[MOMENTUM].numpy())
             first = turns[unit] == 0
             of, part = reader.unit(unit, unit_digest(layout, number)), path.of_layer(unit.layer, islands.fragments)

@@ -381,6 +381,25 @@ def test_a_delta_that_no_peer_holds_any_more_is_cut_again(folder):
     assert not rounds.waits({0, 1}, 12) and rounds.commit({0, 1}, 12).cut
 
 
+def test_a_worker_that_gives_a_unit_away_while_it_computes_theta_computes_it_again(folder, island, monkeypatch):
+    """As with sharded state: the first commit after a worker has come back drops the units that it has taken over."""
+    a, read, reads = island(folder, "a", islands__max_local=50), Store.get, []
+    (client,), (optimizer,), (stage,) = a.clients, a.optimizers, a.stages
+    *kept, given = sorted(stage.layout.ids)
+
+    def get(store, path):
+        if path.endswith(".delta") and not reads:
+            reads.append(path)
+            client.begin(1, a.rounds.state, {unit: [0] for unit in kept} | {given: [1]}, 0)
+            del optimizer.held[stage.layout.number(given)]
+        return read(store, path)
+
+    monkeypatch.setattr(Store, "get", get)
+    a.train(2)
+    a.until(lambda: a.reported() == 1)
+    assert reads
+
+
 def test_of_two_complete_deltas_of_an_island_all_islands_use_the_one_in_the_closed_round(folder, island, monkeypatch):
     """An upload of the first delta ends after the round was closed with a second one, which was cut later."""
     a, store = island(folder, "a", islands__max_local=50), Store(folder)
