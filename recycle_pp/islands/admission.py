@@ -20,7 +20,7 @@ from recycle_pp.config.loading import flat, load
 from recycle_pp.config.settings import Settings
 from recycle_pp.storage.store import Absent, Store, StoreError
 
-from .objects import RUN, lease_path, number_path, owner, past_path
+from .objects import RUN, lease_path, number_path, owner, owner_in, past_path
 from .rounds import GONE_SECONDS
 
 STORE_SECONDS = 20.0  # how long to retry requests to a store that does not answer
@@ -66,17 +66,16 @@ def admit(store: Store, settings: Settings, done: int) -> int:
     _compare(store, name, shared(settings))
     number = _number(store, name, islands.parts)
     here = owner(settings.run.dir)
-    lease: dict[str, Any] = {}
+    place = lease_path(name)
+    holder, modified = None, None
     try:
-        modified = store.head(lease_path(name)).modified
-        lease = json.loads(store.get(lease_path(name)))
-    except (Absent, ValueError) as error:
-        if not isinstance(error, Absent) and isinstance(error, StoreError):
-            raise
-        modified = 0.0
+        modified = store.head(place).modified
+        holder = owner_in(store.get(place))
+    except Absent:
+        pass
     store.put(f"clock/{name}", b"")
-    age = store.head(f"clock/{name}").modified - modified
-    if lease.get("owner", here) != here and age <= GONE_SECONDS:
+    age = store.head(f"clock/{name}").modified - (modified or 0.0)
+    if holder not in (None, here) and age <= GONE_SECONDS:
         raise StoreError(
             f"islands.name={name} is used by another job in {store.url}, last seen {age:.0f} s ago; choose a different "
             f"name, or wait {GONE_SECONDS - age:.0f} s if that job has ended"
@@ -90,7 +89,17 @@ def admit(store: Store, settings: Settings, done: int) -> int:
             f"islands.name={name} has taken part in rounds in {store.url}, but this run begins at step 0; continue "
             "its run from a checkpoint with run.resume=true, or choose a different name if it has none"
         )
-    store.put(lease_path(name), json.dumps({"name": name, "owner": here, "step": done, "round": 0}).encode())
+    lease = json.dumps({"name": name, "owner": here, "step": done, "round": 0}).encode()
+    if modified is None:
+        store.put_if_absent(place, lease)
+    else:
+        store.put(place, lease)
+    # Another job may have replaced the lease since it was read. If it does so later, `Leader.renew` notices.
+    if owner_in(store.get(place)) not in (None, here):
+        raise StoreError(
+            f"islands.name={name} is used by another job in {store.url}, which has started at the same time; choose a "
+            "different name"
+        )
     return number
 
 

@@ -233,7 +233,7 @@ class Client:
             for path, content in uploads:
                 store.put_if_absent(path, content)
             if leads:
-                store.delete([objects.lease_path(self._me)])
+                self._leader.leave(store)
         except StoreError:
             return  # the lease will expire
 

@@ -6,6 +6,7 @@ islands.
         leader.renew(store, state, step)                    # before and after every transfer; raises StoreError
         leader.maintain(store, view, state)                 # raises StoreError
         leader.report(view, closings, generation)
+    leader.leave(store)                                     # when the job ends; raises StoreError
 
 Used by the thread of a `Client`.
 """
@@ -17,8 +18,9 @@ import time
 from collections.abc import Callable
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.storage.store import Store
+from recycle_pp.storage.store import Absent, Store, StoreError
 from recycle_pp.wire.messages.islands import IslandsSeen, OuterState
+from recycle_pp.wire.messages.lifecycle import CannotRun
 from recycle_pp.wire.messages.table import Message
 
 from . import objects, rounds
@@ -42,7 +44,7 @@ class Leader:
         self._reported: tuple[int, IslandsSeen] | None = None  # generation, message
 
     def renew(self, store: Store, state: OuterState, step: int) -> None:
-        """Renews the lease if this is due.
+        """Renews the lease if this is due. If another job holds it, stops this job instead, and raises StoreError.
 
         state  the position of the island
         step   number of committed steps
@@ -50,8 +52,26 @@ class Leader:
         now = time.monotonic()
         if now - self._renewed >= rounds.RENEW_SECONDS or not self._renewed:
             about = {"owner": self._owner, "step": step, "round": state.applied, "time": time.time()}
+            if self._has_lost(store):  # both would train on the same samples
+                reason = f"islands.name={self._me} is now used by another job in {store.url}; choose a different name"
+                self._send(CannotRun(reason))
+                raise StoreError(reason)
             store.put(objects.lease_path(self._me), json.dumps({"name": self._me, **about}).encode())
             self._renewed = now
+
+    def leave(self, store: Store) -> None:
+        """Deletes the lease, unless another job holds it."""
+        if not self._has_lost(store):
+            store.delete([objects.lease_path(self._me)])
+
+    def _has_lost(self, store: Store) -> bool:
+        """Whether another job holds the lease. The admission does not notice this if both start together, or if this
+        job was cut off from the store until its lease expired."""
+        try:
+            owner = objects.owner_in(store.get(objects.lease_path(self._me)))
+        except Absent:
+            return False
+        return owner not in (None, self._owner)
 
     def maintain(self, store: Store, view: objects.View, state: OuterState) -> None:
         """Deletes old objects if this is due. state: the position of the island"""

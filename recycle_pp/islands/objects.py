@@ -23,6 +23,7 @@ clock.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -209,6 +210,14 @@ def past_path(island: str) -> str:
 def owner(run_dir: str) -> str:
     """Identifies the job that holds a lease: 16 hexadecimal digits, the same for all starts of a run in this folder."""
     return hashlib.sha256(run_dir.encode()).hexdigest()[:16]
+
+
+def owner_in(lease: bytes) -> str | None:
+    """The owner in the content of a lease; None if it is damaged."""
+    try:
+        return str(json.loads(lease)["owner"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def number_path(number: int) -> str:

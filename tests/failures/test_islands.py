@@ -134,6 +134,19 @@ def test_an_island_with_deaths_has_the_bits_of_one_without(zygote, tmp_path, und
     assert {name: weights(job) for name, job in jobs.items()} == {name: weights(job) for name, job in expected.items()}
 
 
+def test_a_job_whose_name_another_job_uses_stops_with_one_sentence(zygote, tmp_path):
+    store = meeting_place(tmp_path, "twice", "b")
+    with zygote.run(words_of(tmp_path, "twice", "b", ["run.steps=1000000"])) as job:
+        deadline = time.monotonic() + SECONDS
+        while not job.run.events.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        store.put("islands/b.json", b'{"owner": "another job"}')
+        assert job.wait(SECONDS) == 2, job.output
+        assert f"islands.name=b is now used by another job in {store.url}; choose a different name" in job.output
+    assert store.get("islands/b.json") == b'{"owner": "another job"}'
+
+
 def test_sharded_islands_with_a_death_have_equal_theta(zygote, tmp_path):
     jobs, found = run(zygote, tmp_path, "sharded", more=["parallel.sharded=true"], faults={"a": ["+fail_at=8:0.1"]})
     check(jobs, found, rounds=3)

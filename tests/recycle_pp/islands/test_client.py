@@ -26,6 +26,7 @@ from recycle_pp.protocol.outer_rounds import OuterRounds
 from recycle_pp.storage.store import Absent, Store, StoreError
 from recycle_pp.testing.s3_server import S3Server
 from recycle_pp.wire.messages.islands import CutMissing, IslandsSeen, OuterState, RoundGoal, RoundReady, StoreTraffic
+from recycle_pp.wire.messages.lifecycle import CannotRun
 from tests.recycle_pp.in_process import CPU, small
 
 SECONDS = 60  # limit on a wait; the machine may be busy
@@ -617,6 +618,37 @@ def test_two_jobs_with_one_name_are_refused_unless_the_first_has_ended(folder):
     old = time.time() - 2 * rules.GONE_SECONDS
     os.utime(Path(folder) / "islands/a.json", (old, old))
     assert admit(store, other, 0) == 0
+
+
+def test_of_two_jobs_with_one_name_that_start_together_one_is_refused(folder, monkeypatch):
+    one, two = (settings_of(folder, "a").with_values({"run.dir": f"/runs/{number}"}) for number in (1, 2))
+    listing, others = Store.list, [two]
+
+    def during(store, *arguments):
+        if others:
+            admit(store, others.pop(), 0)
+        return listing(store, *arguments)
+
+    monkeypatch.setattr(Store, "list", during)
+    with pytest.raises(StoreError, match=r"islands\.name=a is used by .*, which has started at the same time"):
+        admit(Store(folder), one, 0)
+    assert admit(Store(folder), two, 5) == 0
+
+
+@pytest.mark.parametrize("lease", [None, b"{}", b"[]"], ids=["absent", "without an owner", "damaged"])
+def test_the_second_of_two_jobs_with_one_name_stops_when_it_is_admitted_all_the_same(folder, lease):
+    """Both may find the expired lease of a third job."""
+    store, sent = Store(folder), []
+    one, two = (settings_of(folder, "a").with_values({"run.dir": f"/runs/{number}"}) for number in (1, 2))
+    if lease is not None:
+        store.put(objects.lease_path("a"), lease)
+    Leader(one, sent.append).renew(store, OuterState(), 0)
+    Leader(one, sent.append).renew(store, OuterState(), 3)  # another worker of the job, or its next start
+    assert not sent
+    with pytest.raises(StoreError, match=r"islands\.name=a is now used by another job"):
+        Leader(two, sent.append).renew(store, OuterState(), 0)
+    assert [type(message) for message in sent] == [CannotRun]
+    assert objects.owner_in(store.get(objects.lease_path("a"))) == objects.owner("/runs/1")
 
 
 def test_a_run_that_has_taken_part_in_rounds_must_be_resumed(folder):
