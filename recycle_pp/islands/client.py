@@ -318,6 +318,9 @@ class Client:
             result, generation, turns = self._result, self._generation, dict(self._turns)
             if self._reported == (generation, path.applied) and result is not None:
                 return
+            assert self._order is not None
+            first = self._order.state.applied
+        mine = self._mine(store, view, closings, first, path.applied)
         if result is None or result.applied != path.applied or not result.outer.keys() >= turns.keys():
             result = self._computed(store, view, closings, path, generation, turns)
         if result is None:
@@ -328,7 +331,7 @@ class Client:
             told = self._reported[1] == path.applied
             self._result, self._reported = result, (generation, path.applied)
         self._report_traffic(now=True)  # before `RoundReady`, so that the record of the round includes this traffic
-        self._send(RoundReady(generation, path.applied, [] if told else result.statistics))
+        self._send(RoundReady(generation, path.applied, [] if told else result.statistics, mine))
 
     def _computed(
         self,
@@ -389,6 +392,15 @@ class Client:
                 self._closings[number] = rounds.closing_of(store.get(objects.closed_path(number)))
         self._closings = {number: of for number, of in self._closings.items() if number >= first}
         return self._closings
+
+    def _mine(
+        self, store: Store, view: objects.View, closings: rounds.Closings, first: int, applied: int
+    ) -> dict[int, int]:
+        """See `rounds.own`. Reads the closings of rounds whose deltas were deleted too, because a snapshot contains
+        them."""
+        skipped = sorted(number for number in view.closed - closings.keys() if first <= number < applied)
+        read = {number: rounds.closing_of(store.get(objects.closed_path(number))) for number in skipped}
+        return rounds.own({**closings, **read}, self._me, first, applied)
 
     def _waited(self, view: objects.View, at: Position) -> float:
         """Seconds since this island's delta was complete."""

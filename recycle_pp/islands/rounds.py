@@ -125,6 +125,12 @@ def path_from(view: View, closings: Closings, me: str, at: Position, goal: int |
     return Apply(snapshot, tuple(rounds))
 
 
+def own(closings: Closings, me: str, first: int, applied: int) -> dict[int, int]:
+    """Round -> number of steps of this island's delta in it, see `OuterState.mine`. Only for the rounds from `first` on
+    that theta after `applied` rounds contains."""
+    return {number: of[me].steps for number, of in closings.items() if first <= number < applied and me in of}
+
+
 def chosen(
     view: View, closings: Closings, me: str, at: Position, mine: Apply, goal: int, reported: int
 ) -> Apply | None:

@@ -535,7 +535,7 @@ class Job:
         """Records that a worker of an island has computed theta."""
         if self.outer is None or member not in self.live:
             return []
-        self.outer.ready(member, message.applied)
+        self.outer.ready(member, message.applied, message.mine)
         self._note("round_computed", statistics=message.statistics)
         behind = self.outer.behind(self.live, member)
         return [*(Send(of, RoundGoal(self.generation, goal)) for of, goal in behind.items()), *self._count()]

@@ -2,7 +2,7 @@
 
     rounds = OuterRounds(steps=100, delay=1, max_local=200)
     rounds.begin(state)                        # the position in the checkpoint, at a start
-    rounds.ready(member, 3)                    # a worker has computed theta after 3 rounds
+    rounds.ready(member, 3, {2: 300})          # a worker has computed theta after 3 rounds
     rounds.behind(live, member)                # then these must compute a newer theta: {member: number of rounds}
     rounds.waits(live, step)                   # whether the commit of this step must wait for theta
     order = rounds.commit(live, step)          # the part of the commit message that concerns the rounds
@@ -17,7 +17,7 @@ the island continues with its own weights. It waits once it has made `max_local`
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -39,9 +39,14 @@ class OuterRounds:
         """Continues from this position."""
         self.state, self._ready, self._lost = state, {}, False
 
-    def ready(self, member: Member, applied: int) -> None:
-        """Records that a worker has computed theta after `applied` rounds."""
+    def ready(self, member: Member, applied: int, mine: Mapping[int, int]) -> None:
+        """Records that a worker has computed theta after `applied` rounds.
+
+        mine: see `RoundReady`. A process of an earlier start may have completed a delta after this start looked
+        """
         self._ready[member] = applied
+        found = {number: steps for number, steps in mine.items() if number >= self.state.applied}
+        self.state = msgspec.structs.replace(self.state, mine={**self.state.mine, **found})
 
     def regrouped(self) -> None:
         """Called for a new generation. Every worker repeats its reports, because it may hold different units now."""

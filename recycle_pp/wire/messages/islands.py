@@ -17,8 +17,8 @@ class OuterState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     applied  number of rounds in theta; also the number of the round that the island takes part in now
     begun    number of completed steps at which the island began to work on this round
     sent     number of completed steps at which the island cut its delta of this round; None: not yet
-    mine     round -> number of steps at which an earlier start of this island cut a delta that is in the store. The
-             island repeats these steps, because its checkpoint is older, and must cut at the same ones
+    mine     round -> number of steps at which this island cut a delta that is in the store. If an earlier start cut it,
+             the island repeats these steps, because its checkpoint is older, and must cut at the same ones
     """
 
     applied: int = 0
@@ -70,11 +70,13 @@ class RoundReady(Message, frozen=True):
 
     applied     number of rounds in this theta
     statistics  of each of these rounds
+    mine        see `OuterState`, for the closed rounds in this theta that the island has not applied yet
     """
 
     generation: int
     applied: int
     statistics: list[RoundStatistics] = msgspec.field(default_factory=list)
+    mine: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 @sent(COORDINATOR, WORKER)

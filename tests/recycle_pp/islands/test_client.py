@@ -95,7 +95,7 @@ class Island:
             if isinstance(message, RoundReady):
                 self.theta[member] = message.applied
                 self.refused += [text for each in message.statistics for text in each.refused]
-                self.rounds.ready(member, message.applied)
+                self.rounds.ready(member, message.applied, message.mine)
                 for behind, goal in self.rounds.behind(self.live, member).items():
                     self.clients[behind].aim(RoundGoal(0, goal))
 
@@ -401,11 +401,30 @@ def test_a_worker_that_gives_a_unit_away_while_it_computes_theta_computes_it_aga
     assert reads
 
 
+@pytest.mark.parametrize("deleted", [False, True], ids=["delta", "snapshot"])
+def test_a_start_repeats_the_steps_of_a_delta_that_it_did_not_find_when_it_opened_the_store(folder, island, deleted):
+    """A node that is cut off from its island, but not from the store, completes a delta of an earlier start."""
+    words = {"islands__max_local": 50, "islands__snapshot_every": 1}
+    earlier, b, store = island(folder, "a", **words), island(folder, "b", **words), Store(folder)
+    for each in (earlier, b):
+        each.train(2)
+    for each in (earlier, b):
+        each.until(lambda each=each: each.reported() == 1)
+        assert each.train(1) == [1]
+    earlier.until(lambda: 1 in View.of(store.objects(), 1).snapshots)
+    earlier.close()
+    if deleted:
+        store.delete([path for path in store.list("rounds/000000") if path.endswith(".delta")])
+    a = island(folder, "a", **words)
+    a.until(lambda: a.reported() == 1)
+    assert a.train(2) == [] and a.train(1) == [1] and same(a.state(), b.state())
+
+
 def test_of_two_complete_deltas_of_an_island_all_islands_use_the_one_in_the_closed_round(folder, island, monkeypatch):
     """An upload of the first delta ends after the round was closed with a second one, which was cut later."""
     a, store = island(folder, "a", islands__max_local=50), Store(folder)
     store.put("islands/b.json", b"{}")  # so that `a` waits for `b`
-    a.train(2)
+    a.train(3)  # the last step is in the second delta
     a.until(lambda: "a" in View.of(store.objects(), 1).delivered.get(0, {}))
     first = {part.path: store.get(part.path) for part in View.of(store.objects(), 1).delivered[0]["a"].parts}
     for path, content in first.items():

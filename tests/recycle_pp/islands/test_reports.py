@@ -74,7 +74,7 @@ class Island:
 
     def deliver(self, member):
         if self.workers[member].outbox:
-            self.rounds.ready(member, self.workers[member].outbox.pop(0))
+            self.rounds.ready(member, self.workers[member].outbox.pop(0), {})
             for behind, goal in self.rounds.behind(self.live, member).items():
                 self.workers[behind].inbox.append(("goal", goal))
 

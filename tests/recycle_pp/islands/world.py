@@ -39,6 +39,7 @@ from recycle_pp.islands.rounds import (
     closing_of,
     closing_text,
     decide,
+    own,
     prunable,
 )
 from recycle_pp.islands.theta import Outer, advanced
@@ -59,6 +60,7 @@ KINDS = {  # action or fault -> how often it happens
     "renew": 4,
     "snapshot": 4,
     "die": 1,
+    "linger": 10,
     "restart": 4,
     "new": 0.3,
     "out": 0.3,
@@ -123,6 +125,7 @@ class Island:
         self.world, self.name, self.number = world, name, number
         self.model, self.saved = fresh(), [fresh()]
         self.alive = True
+        self.left: dict[str, bytes] = {}  # objects that a process of an earlier start has not uploaded yet
         self._begin()
 
     def _begin(self) -> None:
@@ -229,16 +232,23 @@ class Island:
             except LookupError:
                 return  # the listing lacks an object
         self.result = path.applied, found
-        self.rounds.ready(0, path.applied)
+        self.rounds.ready(0, path.applied, own(closings, self.name, self.rounds.state.applied, path.applied))
 
     def upload(self) -> None:
+        self._upload(self.cuts)
+
+    def linger(self) -> None:
+        """A node that is cut off from the island, but not from the store, still uploads."""
+        self._upload(self.left)
+
+    def _upload(self, contents: dict[str, bytes]) -> None:
         store = self.world.store
         missing = [
-            path for path, of in self.cuts.items() if path not in store.objects or store.objects[path].size != len(of)
+            path for path, of in contents.items() if path not in store.objects or store.objects[path].size != len(of)
         ]
         while missing and not store.out and self.world.rng.random() < 0.8:
             path = missing.pop()
-            store.put(path, self.cuts[path], self.world.rng.choice([0.0, 0.0, 0.0, 4.0]))
+            store.put(path, contents[path], self.world.rng.choice([0.0, 0.0, 0.0, 4.0]))
 
     def snapshot(self) -> None:
         """Uploads a snapshot, or dies in the middle of it."""
@@ -260,7 +270,7 @@ class Island:
                 del self.world.store.objects[path]
 
     def die(self) -> None:
-        self.alive = False
+        self.alive, self.left = False, self.cuts
 
     def restart(self) -> None:
         """Resumes one of the newest checkpoints."""
@@ -324,7 +334,6 @@ class World:
                 [*KINDS.values()],
             )[0]
             if kind == "restart":
-                store.now += 5.0  # more than the maximum delay of listings
                 if not island.alive:
                     island.restart()
             elif kind == "new" and len(self.islands) < 6:

@@ -12,7 +12,7 @@ def run(rounds, steps, first=0, ready=None):
     cuts, applied = [], {}
     for step in range(first, first + steps):
         for member in LIVE if ready and step in ready else ():
-            rounds.ready(member, ready[step])
+            rounds.ready(member, ready[step], {})
         assert not rounds.waits(LIVE, step), step
         order = rounds.commit(LIVE, step)
         if order.apply is not None:
@@ -46,20 +46,20 @@ def test_the_island_waits_after_max_local_steps_until_all_workers_have_theta():
     rounds = OuterRounds(steps=10, delay=1, max_local=15)
     run(rounds, 15)
     assert rounds.waits(LIVE, 15)
-    rounds.ready(0, 1)
+    rounds.ready(0, 1, {})
     assert rounds.waits(LIVE, 15)
-    rounds.ready(1, 1)
+    rounds.ready(1, 1, {})
     assert not rounds.waits(LIVE, 15) and rounds.commit(LIVE, 15).apply == 1
 
 
 def test_a_round_is_applied_only_if_all_workers_have_computed_the_same_one():
     rounds = OuterRounds(steps=10, delay=1, max_local=20)
     run(rounds, 10)
-    rounds.ready(0, 3)
-    rounds.ready(1, 1)
+    rounds.ready(0, 3, {})
+    rounds.ready(1, 1, {})
     assert rounds.behind(LIVE, 1) == {1: 3} == rounds.behind(LIVE, 0)
     assert rounds.commit(LIVE, 10).apply is None
-    rounds.ready(1, 3)
+    rounds.ready(1, 3, {})
     assert rounds.behind(LIVE, 1) == {} == rounds.behind(LIVE, 0)
     assert rounds.commit(LIVE, 11).apply == 3
 
@@ -68,10 +68,10 @@ def test_a_new_generation_waits_for_the_reports_of_its_workers():
     rounds = OuterRounds(steps=10, delay=1, max_local=20)
     run(rounds, 10)
     for member in LIVE:
-        rounds.ready(member, 1)
+        rounds.ready(member, 1, {})
     rounds.regrouped()
     assert rounds.commit(LIVE, 10).apply is None
-    rounds.ready(0, 1)
+    rounds.ready(0, 1, {})
     assert rounds.commit({0}, 11).apply == 1
 
 
@@ -92,6 +92,15 @@ def test_a_restarted_island_cuts_at_the_same_steps_and_applies_its_rounds_only_t
     rounds.begin(OuterState(applied=2, begun=20, sent=None, mine={2: 34, 3: 44}))
     cuts, applied = run(rounds, 22, first=25, ready={25: 3, 40: 4})
     assert cuts == [34, 44] and applied == {34: 3, 44: 4}
+
+
+def test_an_island_repeats_the_steps_of_a_delta_that_an_earlier_start_completes_later():
+    rounds = OuterRounds(steps=10, delay=1, max_local=20)
+    rounds.begin(OuterState(applied=2, begun=20))
+    for member in LIVE:
+        rounds.ready(member, 3, {1: 20, 2: 34})
+    assert rounds.state.mine == {2: 34}
+    assert run(rounds, 10, first=25) == ([34], {34: 3}) and not rounds.state.mine
 
 
 def test_the_last_step_of_a_job_cuts_no_delta():
