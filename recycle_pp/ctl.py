@@ -153,6 +153,7 @@ class Job:
     def __init__(self, run: str, environment: Mapping[str, str] = os.environ) -> None:
         self._run = run
         self._begun = False  # whether a coordinator has accepted the request
+        self._job_id = ""  # of the job that writes into the run folder; "" without a folder
         self._folder = None if HOST_AND_PORT.fullmatch(run) and not os.path.isdir(run) else RunFolder(run)
         if self._folder is not None:
             self._folder.require()
@@ -178,7 +179,7 @@ class Job:
         while True:
             error = "the supervisor there does not know the coordinator yet"
             try:
-                peer = await connect(*place, self.token, OperatorHello(), CONNECT_SECONDS)
+                peer = await connect(*place, self.token, OperatorHello(self._job_id), CONNECT_SECONDS)
                 peer.send(request)
                 answer = await self._follow(peer, joined(*place))
             except Refused as refused:
@@ -245,6 +246,7 @@ class Job:
         if sign is None or sign.over:
             proof = "there is no heartbeat.json" if sign is None else f"it ended with exit code {sign.code}"
             raise ValueError(f"no job runs in {self._run}: {proof}")
+        self._job_id = sign.job_id
         return host_and_port(sign.address, f"the address in {self._folder.heartbeat}")
 
 

@@ -77,7 +77,7 @@ class Host:
         self._run = run
         self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)
         self._exporters = Exporters(settings, run)
-        self._heartbeat = Heartbeat(run, self._term, joined(leader.host, leader.port))
+        self._heartbeat = Heartbeat(run, self._term, joined(leader.host, leader.port), job_id)
         self._coordinator = Coordinator(
             settings, run, self._events, progress, agreement, leader, whole, takeover, token, job_id
         )

@@ -42,11 +42,12 @@ from recycle_pp.telemetry.background import in_thread, in_time
 from recycle_pp.telemetry.contact_log import ContactLog
 from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.connection import Peer, connect, serve
+from recycle_pp.wire.connection import ChannelClosed, Peer, connect, serve
 from recycle_pp.wire.join import Entered, Surplus, enter
-from recycle_pp.wire.launch import Address, Launch, keep_token, new_token, publish, remove_token, withdraw
+from recycle_pp.wire.launch import Address, Launch, joined, keep_token, new_token, publish, remove_token, withdraw
 from recycle_pp.wire.messages.agreement import TO_VOTER, Leader, OtherJob, Place, Takeover
-from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.ctl import FROM_OPERATOR, NotDone
+from recycle_pp.wire.messages.handshake import CandidateHello, OperatorHello, SupervisorHello, WorkerHello
 from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
     CoordinatorAt,
@@ -445,15 +446,21 @@ class Supervisor:
             elif isinstance(peer.hello, CandidateHello):
                 async for _ in peer.listen(TO_VOTER):
                     peer.send(OtherJob())
+            elif isinstance(peer.hello, OperatorHello):
+                with suppress(ChannelClosed):
+                    await peer.recv(FROM_OPERATOR)  # a connection that ends with unread bytes may lose the answer
+                address = joined(self._place.host, self._place.port)
+                peer.send(NotDone(f"the job at {address} is another one; the job of the run folder has ended"))
         elif not isinstance(peer.hello, CandidateHello):
             await self._leadership.admit(peer)
         elif self._leadership.agreement is not None:
             await self._leadership.agreement.handle(peer)
 
     def _is_of_another_job(self, hello: Message) -> bool:
-        """Whether the sender belongs to an earlier job, whose coordinator had the same address. The sender was
-        suspended while that job ended."""
-        known = isinstance(hello, SupervisorHello | WorkerHello | CandidateHello) and hello.job_id
+        """Whether the sender belongs to an earlier job, whose coordinator had the same address, or means that job. The
+        sender was suspended while that job ended, or is an operator who gave its run folder."""
+        names = SupervisorHello | WorkerHello | CandidateHello | OperatorHello
+        known = isinstance(hello, names) and hello.job_id
         return bool(known) and known != self._job_id
 
     async def _start_host(self, leader: Leader, takeover: Takeover | None) -> Host:

@@ -54,6 +54,7 @@ class Sign(msgspec.Struct, frozen=True):
     over: bool  # whether the job has ended
     code: int | None  # exit code of a job that has ended
     patience: Seconds = 0.0  # seconds without a newer sign after which no supervisor on another node will take over
+    job_id: str = ""  # identifies the job: a later job may listen at the same address
 
     @classmethod
     def read(cls, run: RunFolder) -> Sign | None:
@@ -141,10 +142,11 @@ class Pulse:
 
 
 class Heartbeat:
-    def __init__(self, run: RunFolder, term: Callable[[], int], address: str) -> None:
+    def __init__(self, run: RunFolder, term: Callable[[], int], address: str, job_id: str = "") -> None:
         self._run = run
         self._term = term
         self._address = address
+        self._job_id = job_id
         self._started = _started(os.getpid()) or 0
 
     @guarded
@@ -167,6 +169,7 @@ class Heartbeat:
             over=over,
             code=code,
             patience=patience,
+            job_id=self._job_id,
         )
         self._run.write_json(self._run.heartbeat, msgspec.to_builtins(sign), indent=None)
 

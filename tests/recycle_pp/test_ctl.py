@@ -27,6 +27,7 @@ from recycle_pp.wire.messages.ctl import (
     Stop,
     TakeCheckpoint,
 )
+from recycle_pp.wire.messages.handshake import OperatorHello
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "ctl.md"
 TOKEN = "a secret of sixteen"
@@ -63,6 +64,7 @@ def supervisor(monkeypatch):
         left, found = list(conversations), SimpleNamespace(heard=[])
 
         async def handle(peer):
+            found.hello = peer.hello
             found.heard.append(await peer.recv(FROM_OPERATOR))
             for answer in left.pop(0):
                 if answer is None:
@@ -128,6 +130,16 @@ def test_a_request_is_repeated_if_another_coordinator_takes_over_from_a_suspende
     assert ctl.main([str(tmp_path), "checkpoint"]) == 0
     assert capsys.readouterr().out == "saved\n"
     assert suspended.heard == successor.heard == [TakeCheckpoint()]
+
+
+def test_a_request_for_a_run_folder_names_its_job_because_another_one_may_listen_at_its_address(supervisor, tmp_path):
+    found = supervisor([Done("saved")], [Done("saved")])
+    run = RunFolder.create(load({"run": {"dir": str(tmp_path)}}))
+    Heartbeat(run, lambda: 0, at(found), "a5").write([])
+    assert ctl.main([str(tmp_path), "checkpoint"]) == 0
+    assert found.hello == OperatorHello("a5")
+    assert ctl.main([at(found), "checkpoint"]) == 0
+    assert found.hello == OperatorHello()
 
 
 def test_without_an_answer_the_command_gives_up_with_one_sentence(supervisor, capsys, monkeypatch):

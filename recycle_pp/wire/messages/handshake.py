@@ -82,7 +82,12 @@ class CandidateHello(Message, frozen=True):
 
 @sent(OPERATOR, LISTENER)
 class OperatorHello(Message, frozen=True):
-    """The first message of an operator's command (`ctl`). A request for the coordinator follows."""
+    """The first message of an operator's command (`ctl`). A request for the coordinator follows.
+
+    job_id  of the job that the operator means; "" if the operator knows only the address
+    """
+
+    job_id: str = ""
 
 
 TO_SERVER, TO_CLIENT = Vocabulary(CLIENT, SERVER), Vocabulary(SERVER, CLIENT)

@@ -19,11 +19,12 @@ from recycle_pp.consensus.voter_client import VoterClient
 from recycle_pp.supervisor.supervisor import Supervisor
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
-from recycle_pp.wire.connection import ChannelClosed, serve
+from recycle_pp.wire.connection import ChannelClosed, connect, serve
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.launch import Launch
 from recycle_pp.wire.messages.agreement import Leader, Membership, Place, Who
-from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.ctl import TO_OPERATOR, NotDone, Stop
+from recycle_pp.wire.messages.handshake import OperatorHello, SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
     FROM_SUPERVISOR,
     Died,
@@ -341,5 +342,19 @@ def test_a_leader_of_an_earlier_job_cannot_depose_the_leader_at_the_same_address
             for agreement in (old, new):
                 agreement.close()
             supervisor.close()
+
+
+def test_a_request_of_an_operator_for_an_earlier_job_at_the_same_address_is_refused():
+    async def main():
+        supervisor = Supervisor(Launch())
+        await supervisor._listen("127.0.0.1", 0, TOKEN, Settings())
+        supervisor._job_id = "b7"
+        host, port, _ = supervisor._place
+        peer = await connect(host, port, TOKEN, OperatorHello("a5"), 10)
+        peer.send(Stop())
+        answer = await asyncio.wait_for(peer.recv(TO_OPERATOR), 10)
+        assert answer == NotDone(f"the job at {host}:{port} is another one; the job of the run folder has ended")
+        peer.close()
+        supervisor.close()
 
     run(main())
