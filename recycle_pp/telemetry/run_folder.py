@@ -90,7 +90,8 @@ class RunFolder:
         may_restart: whether a run that ended before its first checkpoint may start again
 
         Raises:
-            ValueError: the folder contains another run or is in use, or the disk rejects a file.
+            ValueError: the folder contains another run, or a user's file with the name of a run's file, or is in use,
+                or the disk rejects a file.
         """
         run = cls(Path(settings.run.dir).absolute())
         if run.path.exists() and not run.path.is_dir():
@@ -103,6 +104,12 @@ class RunFolder:
         if run.begun and not settings.run.resume and not may_restart:
             raise ValueError(
                 f"run.dir={settings.run.dir} contains another run; continue it with run.resume=true, "
+                "or choose a new folder"
+            )
+        theirs = next((path for path in (run.config, run.summary) if path.exists()), None)
+        if theirs is not None and not settings.run.resume and not run.is_written:
+            raise ValueError(
+                f"run.dir={settings.run.dir} contains a {theirs.name} that no run has written; move this file, "
                 "or choose a new folder"
             )
         files = [path for path in (run.metrics, run.samples) if path.exists()]
@@ -129,6 +136,11 @@ class RunFolder:
         """Whether the folder has a committed step or a checkpoint. A run that failed to start has neither."""
         steps = self.metrics.exists() and self.metrics.stat().st_size > 0
         return steps or bool(finished(self.checkpoints))
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a run has written into the folder, even one that failed to start."""
+        return self.begun or any(path.exists() for path in (self.receipts, self.heartbeat, self.protocol, self.copy))
 
     @property
     def is_copy(self) -> bool:

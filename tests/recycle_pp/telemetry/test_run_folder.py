@@ -96,6 +96,21 @@ def test_a_folder_with_unrelated_files_may_be_used(tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json"])
+def test_a_file_of_the_user_is_not_replaced_by_a_run(name, tmp_path):
+    (tmp_path / name).write_text("# my own\n")
+    with pytest.raises(ValueError, match=f"contains a {name} that no run has written; move this file, or choose"):
+        RunFolder.create(settings_for(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "# my own\n"
+
+
+def test_a_run_may_start_in_the_folder_of_a_failed_start(tmp_path):
+    failed = RunFolder.create(settings_for(tmp_path))
+    failed.remove_new()  # keeps the folder, which existed before
+    assert failed.config.exists()
+    RunFolder.create(settings_for(tmp_path)).unlock()
+
+
 def test_an_incomplete_last_line_is_skipped(tmp_path):
     run = RunFolder(tmp_path)
     assert run.lines(run.metrics) == []
