@@ -83,6 +83,7 @@ class Operators:
         self._committed: dict[str, Value] = {}  # changed settings in the newest commit
         # Changed settings in the commit before the newest one, which all voters of the newest step have received.
         self._known: dict[str, Value] = {}
+        self._asked: dict[str, Value] = {}  # the newest value that an operator has asked for
         self._verbs: dict[type[Message], Callable[[Any, Say], Awaitable[Message]]] = {
             Drain: self._drain,
             Stop: self._stop,
@@ -228,7 +229,12 @@ class Operators:
             raise NotPossible(str(error)) from None
         say("the next commit sends the change to all workers")
         self._driver.drive(Changed(values))
-        await self._until(lambda: self._known.items() >= values.items())
+        self._asked |= values
+        # A later request for the same key may replace its value before any commit has it.
+        await self._until(lambda: self._known.items() >= values.items() or not self._asked.items() >= values.items())
+        for key, value in values.items():
+            if self._asked[key] != value:
+                raise NotPossible(f"{key} was set to {shown(self._asked[key])} by another request")
         return Done(f"{', '.join(_words(values))} from {when(state.job.committed + 1, state.settings.run.steps)} on")
 
     # -- helpers -----------------------------------------------------------------------------------------------

@@ -257,6 +257,21 @@ def test_a_change_is_done_once_all_voters_have_a_commit_with_it(of):
     assert of.state.recorder.whole[0].changes == ["checkpoint.minutes=2.5", "run.respawns=9"]
 
 
+def test_a_change_that_another_request_replaces_before_it_is_known_does_not_wait_for_ever(of):
+    first, second = Peer(ChangeSettings({"checkpoint.every": 50})), Peer(ChangeSettings({"checkpoint.every": 20}))
+
+    async def serve():
+        serving = [asyncio.create_task(of.operators.serve(peer)) for peer in (first, second)]
+        await asyncio.sleep(0.01)
+        for _ in range(2):
+            of.operators.handled(None, committed({"checkpoint.every": 20}))
+        await asyncio.wait_for(asyncio.gather(*serving), 10)
+
+    asyncio.run(serve())
+    assert first.received[-1] == NotDone("checkpoint.every was set to 20 by another request")
+    assert second.received[-1] == Done("checkpoint.every=20 from step 0 on")
+
+
 def test_a_new_coordinator_applies_an_earlier_change_without_recording_it_again(of):
     note = {"event": "settings_changed", "values": {"run.respawns": 9}}
     of.operators.handled(None, Outcome([], [note]))
