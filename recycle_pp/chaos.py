@@ -4,8 +4,9 @@
     python -m recycle_pp.chaos --run-dir runs/mine --mtbf 5s --until-step 1500 --seed 7      # in another terminal
 
 Reads the live workers from the run's events and sends signals to their processes on this machine. Faults come at random
-times (--mtbf apart on average) or at the times of --trace. Ends with the job, at --until-step or on Ctrl-C. Then prints
-deaths, stalls, steps, resources of the processes, and goodput (progress relative to a run without deaths).
+times (--mtbf apart on average) or at the times of --trace. Ends with the job, at --until-step, on Ctrl-C, SIGTERM or
+SIGHUP. Workers that it has paused or holds back then continue. Then prints deaths, stalls, steps, resources of the
+processes, and goodput (progress relative to a run without deaths).
 
 Without --cruel, at least one member of every stage survives. Killed workers are restarted as often as run.respawns
 allows, and evicted workers are not. The same seed gives the same times, but the live workers and their position in a
@@ -32,13 +33,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from recycle_pp.command import parser_of
+from recycle_pp.command import exit_code, parser_of
 from recycle_pp.config.times import parse_seconds
 from recycle_pp.linux.processes import started_at
 from recycle_pp.simulation import availability
 from recycle_pp.telemetry.chaos_table import Usage, table
 from recycle_pp.telemetry.events.deaths import DeathDetected
-from recycle_pp.telemetry.events.job import Finished, PlanAdopted, Stopped
+from recycle_pp.telemetry.events.job import Finished, PlanAdopted, Started, Stopped
 from recycle_pp.telemetry.events.recovery import Restored
 from recycle_pp.telemetry.events.workers import Left, Rejoined, Spawned
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -52,6 +53,7 @@ KINDS = {
     "evict": "SIGTERM: the worker hands over its work and leaves",
 }
 SHARES = {"kill": 6, "hang": 1, "pause": 1, "slow": 1, "evict": 1}
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that end this command
 _LATER = 1.0  # seconds by which a process may seem to start after the event of its start, if the clock was changed
 _POLL = 0.02  # seconds between checks of the run folder
 _MEASURE = 5.0  # seconds between measurements of the processes' resources
@@ -69,34 +71,48 @@ class Live:
     held: dict[str, int | None] = field(default_factory=dict)
     over: bool = False
     _begun: bool = False
+    # the workers whose newest process has not died, the newest process last
+    _spawned: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lines = RunReader(self.run).follow()
         self._steps = 0
 
     def update(self) -> None:
+        """Reads the new events. Raises UnreadableFile if the file is damaged."""
         for event in self._lines.events.new():
             match event:
                 case Spawned():
+                    if self.over:  # a resume continues in the same folder, maybe with fewer workers
+                        self._restart()
+                    self._spawned.pop(event.worker, None)
+                    self._spawned[event.worker] = None
                     if event.host == socket.gethostname() and _is_of(event.pid, event.time):
-                        self._spawned(event.worker, event.pid)
+                        self._found(event.worker, event.pid)
                     if not self._begun:
                         self.members.add(event.worker)
-                    self.over = False  # a resume continues in the same folder
                 case Rejoined() if event.worker in self.pids:  # absent if a fault has hit the worker since
                     self.members.add(event.worker)
                 case DeathDetected() | Left():
                     self.remove(event.worker)
                 case Restored():  # all workers restart, with new roles
-                    self.pids.clear()
-                    self.members.clear()
-                    self._begun = False
+                    self._restart()
+                case Started():  # an earlier job that was killed with all its processes has left no event of its end
+                    self.members = set(list(self._spawned)[-event.workers :])
+                    self.pids = {worker: pid for worker, pid in self.pids.items() if worker in self.members}
                 case PlanAdopted():
                     self._begun = True
                 case Finished() | Stopped():
                     self.over = True
+        if (damage := self._lines.events.damage) is not None:
+            raise damage
 
-    def _spawned(self, worker: str, pid: int) -> None:
+    def _restart(self) -> None:
+        self.over = self._begun = False
+        for workers in (self.pids, self.members, self._spawned):
+            workers.clear()
+
+    def _found(self, worker: str, pid: int) -> None:
         if worker in self.held:
             self.held[worker] = pid
             _signal(pid, signal.SIGSTOP)  # the new process has not joined yet, so no worker waits for it
@@ -111,6 +127,7 @@ class Live:
 
     def remove(self, worker: str) -> None:
         self.pids.pop(worker, None)
+        self._spawned.pop(worker, None)
         self.members.discard(worker)
 
     def steps(self) -> int:
@@ -129,20 +146,28 @@ def _stage(worker: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
+    return exit_code(lambda: _run(arguments), "recycle_pp.chaos")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    options = _options(arguments)
+    run = RunFolder(options.run_dir)
+    if not run.events.exists():
+        raise ValueError(f"--run-dir {options.run_dir} contains no run: there is no {run.events.name}")
+    times = changes_of(options.trace, options.speed) if options.trace else _at_random(options.mtbf, options.seed)
+    live, usage, begun, hitter = Live(run), Usage(), time.time(), Hitter()
     try:
-        options = _options(arguments)
-        run = RunFolder(options.run_dir)
-        if not run.events.exists():
-            raise ValueError(f"--run-dir {options.run_dir} contains no run: there is no {run.events.name}")
-        times = changes_of(options.trace, options.speed) if options.trace else _at_random(options.mtbf, options.seed)
-    except ValueError as error:
-        print(f"recycle_pp.chaos: {error}", file=sys.stderr)
-        return 2
-    live, usage, begun = Live(run), Usage(), time.time()
-    with suppress(KeyboardInterrupt):
-        inject_faults(live, times, random.Random(options.seed), options, usage)
-    for worker in list(live.held):
-        live.release(worker)
+        for number in ENDS:
+            signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt
+        inject_faults(live, times, random.Random(options.seed), options, usage, hitter)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for number in ENDS:  # a second signal must not leave a worker stopped
+            signal.signal(number, signal.SIG_IGN)
+        hitter.close()
+        for worker in list(live.held):
+            live.release(worker)
     print(table(run, begun, usage))
     return 0
 
@@ -159,10 +184,10 @@ def _is_of(pid: int, at: float) -> bool:
 
 
 def inject_faults(
-    live: Live, times: Iterator[Change], rng: random.Random, options: argparse.Namespace, usage: Usage
+    live: Live, times: Iterator[Change], rng: random.Random, options: argparse.Namespace, usage: Usage, hitter: Hitter
 ) -> None:
     """Injects faults at `times` until the job ends or has completed `options.until_step` steps."""
-    begun, due, looked, hitter = time.monotonic(), next(times, None), 0.0, Hitter()
+    begun, due, looked = time.monotonic(), next(times, None), 0.0
     while due is not None:
         live.update()
         if live.over or (options.until_step is not None and live.steps() >= options.until_step):
@@ -198,6 +223,8 @@ class Hitter:
 
     def __init__(self) -> None:
         self._hang: set[int] = set()
+        self._over = threading.Event()  # ends all pauses
+        self._pauses: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     def hit(self, kind: str, pid: int, rng: random.Random) -> None:
@@ -205,12 +232,21 @@ class Hitter:
             self._hang.discard(pid)  # an earlier process with the same id may have hung
         if kind in ("pause", "slow"):
             pauses = [rng.uniform(0.05, 0.5)] if kind == "pause" else [0.02] * rng.randrange(25, 100)
-            threading.Thread(target=self._pause, args=(pid, pauses), daemon=True).start()
+            self._pauses = [thread for thread in self._pauses if thread.is_alive()]
+            self._pauses.append(threading.Thread(target=self._pause, args=(pid, pauses), daemon=True))
+            self._pauses[-1].start()
             return
         with self._lock:
             if kind == "hang":
                 self._hang.add(pid)
             _signal(pid, {"kill": signal.SIGKILL, "evict": signal.SIGTERM, "hang": signal.SIGSTOP}[kind])
+
+    def close(self) -> None:
+        """Ends all pauses. The paused processes continue."""
+        self._over.set()
+        for thread in self._pauses:
+            if thread.is_alive():  # a signal may have come before its start
+                thread.join()
 
     def _pause(self, pid: int, pauses: Sequence[float]) -> None:
         """Stops the process for each of the pauses (seconds), and lets it run for the same time after each."""
@@ -218,13 +254,15 @@ class Hitter:
             process = os.pidfd_open(pid)
             try:
                 for seconds in pauses:
+                    if self._over.is_set():
+                        return
                     signal.pidfd_send_signal(process, signal.SIGSTOP)
-                    time.sleep(seconds)
+                    self._over.wait(seconds)
                     with self._lock:
                         if pid in self._hang:
                             return
                         signal.pidfd_send_signal(process, signal.SIGCONT)
-                    time.sleep(seconds)
+                    self._over.wait(seconds)
             finally:
                 os.close(process)
 

@@ -50,6 +50,79 @@ def test_a_job_under_chaos_ends_with_the_weights_of_an_undisturbed_one(stagger, 
     assert "stall, 99 %" in said and "goodput" in said
 
 
+def fake_worker(module="recycle_pp.execution.worker"):
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", module])
+
+
+def spawned(worker, pid, ago=0.0):
+    of_process = {"event": "spawned", "worker": worker, "rank": 0, "pid": pid, "host": socket.gethostname()}
+    return of_process | {"time": time.time() - ago}
+
+
+def record(run, *events):
+    with run.events.open("a") as file:
+        for event in events:
+            file.write(json.dumps({"time": time.time(), "step": 0, "generation": 0, "term": 0} | event) + "\n")
+
+
+def wait_until(holds, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def stopped(process):
+    return psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_chaos_and_wakes_the_workers_that_it_holds_back(number, tmp_path):
+    run, trace = RunFolder(tmp_path), tmp_path / "trace.csv"
+    trace.write_text("minute,workers\n0,2\n0.001,1\n60,2\n")
+    with fake_worker() as first, fake_worker() as second:
+        record(run, spawned("0.0", first.pid), {"event": "started", "workers": 1}, {"event": "plan_adopted"})
+        command = [sys.executable, "-m", "recycle_pp.chaos", "--run-dir", str(tmp_path), "--cruel"]
+        with subprocess.Popen([*command, "--trace", str(trace)], stdout=subprocess.PIPE, text=True) as chaos:
+            assert first.wait(20) == -signal.SIGKILL
+            record(run, spawned("0.0", second.pid))
+            wait_until(lambda: stopped(second))
+            chaos.send_signal(number)
+            assert "goodput" in chaos.communicate(timeout=20)[0] and chaos.returncode == 0
+        wait_until(lambda: not stopped(second))
+        second.kill()
+
+
+@pytest.mark.parametrize("kind", ["pause", "slow"])
+def test_the_end_of_chaos_wakes_a_paused_worker(kind):
+    with fake_worker() as process:
+        hitter = Hitter()
+        hitter.hit(kind, process.pid, random.Random(1))
+        wait_until(lambda: stopped(process))
+        hitter.close()
+        wait_until(lambda: not stopped(process))
+        process.kill()
+
+
+@pytest.mark.parametrize("ended", [[{"event": "stopped", "reason": "SIGTERM", "code": 143}], []])
+def test_after_a_resume_with_fewer_pipelines_the_last_member_of_a_stage_is_no_victim(ended, tmp_path, monkeypatch):
+    monkeypatch.setattr("recycle_pp.chaos._is_of", lambda pid, at: True)
+    run, begin = RunFolder(tmp_path), [{"event": "plan_adopted"}]
+    record(run, *(spawned(f"{d}.0", 100 + d) for d in range(3)), {"event": "started", "workers": 3}, *begin, *ended)
+    record(run, *(spawned(f"{d}.0", 200 + d) for d in range(2)), {"event": "started", "workers": 2}, *begin)
+    live = Live(run)
+    live.update()
+    assert live.victims(cruel=False) == ["0.0", "1.0"]
+    live.remove("1.0")
+    assert live.victims(cruel=False) == []
+
+
+def test_damaged_events_are_reported_in_one_sentence(tmp_path, capsys):
+    (tmp_path / "events.jsonl").write_text("hello\nhello\n")
+    assert main(["--run-dir", str(tmp_path)]) == 2
+    assert "events.jsonl" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("ago", "module", "found"),
     [(0.0, "recycle_pp.execution.worker", True), (600.0, "recycle_pp.execution.worker", False), (0.0, "else", False)],
@@ -58,10 +131,8 @@ def test_a_process_that_has_the_number_of_a_worker_is_never_hit(ago, module, fou
     """Such a process can exist if the job's machine was restarted, or if the job runs in a container that has the
     machine's name."""
     run = RunFolder(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", module]) as process:
-        spawned = {"event": "spawned", "worker": "0.0", "rank": 0, "pid": process.pid, "host": socket.gethostname()}
-        line = {"time": time.time() - ago, "step": 0, "generation": 0, "term": 0, **spawned}
-        run.events.write_text(json.dumps(line) + "\n")
+    with fake_worker(module) as process:
+        record(run, spawned("0.0", process.pid, ago))
         live = Live(run)
         live.update()
         process.kill()
