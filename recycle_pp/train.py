@@ -31,7 +31,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from recycle_pp.command import open_streams, os_errors_as_mistakes, say
-from recycle_pp.config.settings import Settings
+from recycle_pp.config.settings import Run, Settings
 from recycle_pp.linux import addresses
 from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.state.late_upload import upload_late
@@ -157,10 +157,13 @@ def _prepare_job(
 ) -> Prepared:
     """Does the work of rank 0: validates the settings, prepares the data and creates the run folder."""
     from recycle_pp.config.checks import validate
-    from recycle_pp.config.compose import beyond_positions
+    from recycle_pp.config.compose import beyond_positions, keys_of
+    from recycle_pp.config.run_file import split
     from recycle_pp.telemetry.exporters.exporter import refuse_missing
 
     settings, said = continued(settings, arguments)
+    if settings.run.epochs is not None and {"run.steps", "run.epochs"} & keys_of(split(arguments)[0]) == {"run.steps"}:
+        raise ValueError(f"run.epochs={settings.run.epochs:g} sets run.steps; to choose run.steps, add run.epochs=null")
     folder = RunFolder(settings.run.dir)
     validate(settings, launch.world)
     refuse_missing(settings)
@@ -179,9 +182,10 @@ def _prepare_job(
     if done > stored.step and (done >= settings.run.steps or not launch.one_node):
         bring_to_store(settings, folder.checkpoints / name(done))
     if done >= settings.run.steps:
-        complete = f"run.dir={folder.path} has completed {plural(done, 'step')}, and run.steps={settings.run.steps}"
+        complete = f"run.dir={folder.path} has completed {plural(done, 'step')}, and {_length(settings.run)}"
         if settings.run.resume is True:
-            raise ValueError(f"{complete}; raise run.steps to continue")
+            key = "run.steps" if settings.run.epochs is None else "run.epochs"
+            raise ValueError(f"{complete}; raise {key} to continue")
         return Prepared(settings, folder, address, f"the run is complete: {complete}", node, done)
     if settings.run.epochs is None:
         prepare_data(settings, launch.world)
@@ -198,6 +202,12 @@ def _prepare_job(
         found = run.checkpoints if done in finished(run.checkpoints) else settings.checkpoint.store
         say("\n".join([f"continues with step {done}, from {found}/step-{done:06d}", *said]))
     return Prepared(settings, run, address, node=node, done=done)
+
+
+def _length(run: Run) -> str:
+    """The key that sets the number of steps, in words."""
+    epochs = "" if run.epochs is None else f"run.epochs={run.epochs:g} gives "
+    return f"{epochs}run.steps={run.steps}"
 
 
 def with_numbers(settings: Settings) -> Settings:
