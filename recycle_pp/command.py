@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -56,7 +57,8 @@ def parser_of(name: str, about: str | None, more: str = "") -> argparse.Argument
 
 
 def open_streams() -> None:
-    """Opens /dev/null in place of each standard stream that is closed.
+    """Opens /dev/null in place of each standard stream that is closed. Characters that standard output cannot encode
+    are replaced by question marks.
 
     Otherwise sys.stdout or sys.stderr would be None, and a file opened later would get the stream's file descriptor.
     """
@@ -66,6 +68,8 @@ def open_streams() -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def say(text: str) -> None:

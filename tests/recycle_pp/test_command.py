@@ -1,5 +1,8 @@
 """All commands report errors and exit codes in the same way."""
 
+import io
+import sys
+
 import pytest
 
 from recycle_pp.command import exit_code
@@ -19,6 +22,13 @@ def test_an_error_ends_a_command_with_one_sentence_and_a_code(raised, code, said
 
     assert exit_code(run) == code
     assert capsys.readouterr().err == said
+
+
+def test_a_character_that_the_terminal_cannot_show_is_no_error(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert exit_code(lambda: print("step 3 \u00b7 5 \u2192 6") or 0) == 0
+    assert written.getvalue() == b"step 3 ? 5 ? 6\n"
 
 
 def test_a_closed_pipe_is_not_an_error(capfd):
