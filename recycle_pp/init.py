@@ -88,11 +88,12 @@ def fitted(words: Sequence[str], workers: int | None = None) -> tuple[Settings, 
         values["run.dir"] = Settings().run.dir  # the default, which is a new folder at each start
     if not settings.model.own:
         comment.append(f"The bytes and times of model.kind={settings.model.kind} are known only while it runs.")
-        if not shape:
-            stages = 2 if workers > 2 and workers % 2 == 0 else 1
-            values |= {"parallel.pipelines": workers // stages, "parallel.stages": stages}
-        return settings.with_values(values), comment
-    if not shape and memory is not None:
+    elif memory is None and not shape:
+        comment.append("The shapes are not compared, because the memory of a worker is not known.")
+    if not shape and (memory is None or not settings.model.own):
+        stages = 2 if workers > 2 and workers % 2 == 0 else 1
+        values |= {"parallel.pipelines": workers // stages, "parallel.stages": stages}
+    elif not shape and memory is not None:
         compile_planner()
         microbatches = settings.parallel.microbatches if "parallel.microbatches" in given else None
         table = shapes(settings, workers, parse_size(memory), "cuda" if found else "cpu", microbatches)

@@ -76,6 +76,14 @@ def test_shape_memory_and_microbatches_of_the_command_line_are_kept(machine):
     assert init.fitted(["model=tiny", "parallel.microbatches=7"], 2)[0].parallel.microbatches == 7
 
 
+@pytest.mark.parametrize("workers", [1, 2, 5, 6])
+def test_without_a_known_memory_the_shape_still_has_all_workers(workers, machine):
+    machine()
+    settings, comment = init.fitted(["model=tiny", "parallel.memory=null"], workers)
+    assert settings.parallel.pipelines * settings.parallel.stages == workers
+    assert comment[1:] == ["The shapes are not compared, because the memory of a worker is not known."]
+
+
 def test_a_mistake_is_reported_in_one_sentence_and_writes_nothing(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     for arguments, sentence in (
