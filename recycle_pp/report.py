@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from recycle_pp.command import exit_code
+from recycle_pp.command import exit_code, parser_of
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.stored_run import local
@@ -20,9 +20,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if len(arguments) > 1 or any(text.startswith("-") for text in arguments):
-        raise ValueError("usage: python -m recycle_pp.report [RUN_FOLDER]")
-    print(report(newest_run(local(arguments[0]) if arguments else None)), flush=True)
+    parser = parser_of("report", __doc__)
+    parser.add_argument("run", nargs="?", help="folder of the run (default: the newest under runs/)")
+    given = parser.parse_args(arguments)
+    print(report(newest_run(given.run and local(given.run))), flush=True)
     return 0
 
 

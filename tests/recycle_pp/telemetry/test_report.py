@@ -157,6 +157,8 @@ def test_the_command_reads_the_named_or_the_newest_run_and_rejects_other_folders
 
     assert command(str(run.path)).stdout == report(run) + "\n"
     assert "no worker died" in command().stdout
+    helped = command("--help")
+    assert (helped.returncode, helped.stderr) == (0, "") and "the newest run under runs/" in helped.stdout
     reader, writer = os.pipe()
     os.close(reader)  # as after `| head`
     with open(writer, "wb") as closed:
