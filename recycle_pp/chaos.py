@@ -20,6 +20,7 @@ rises by n, n of these processes continue. --speed 60 turns a minute into a seco
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import signal
@@ -319,8 +320,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     for kind in options.kinds:
         if kind not in KINDS:
             raise ValueError(f"--kinds must be one or more of {', '.join(KINDS)}, or all, not {kind!r}")
-    if options.speed <= 0:
-        raise ValueError(f"--speed must be above 0, not {options.speed}")
+    if not 0 < options.speed < math.inf:
+        raise ValueError(f"--speed must be a number above 0, not {options.speed:g}")
     return options
 
 

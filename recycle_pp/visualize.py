@@ -16,6 +16,7 @@ notation).
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -50,6 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    for flag, value, least in (("width", arguments.width, 1), ("inches", arguments.inches, 1e-9)):
+        if value is not None and not least <= value < math.inf:
+            raise ValueError(f"--{flag} must be above 0, not {value:g}")
+    for flag, value in (("from", arguments.begin), ("to", arguments.end)):
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"--{flag} must be a time, not {value:g}")
     arguments.source = [local(name) for name in arguments.source]
     if not arguments.follow:
         return _once(arguments)

@@ -7,6 +7,7 @@ job_of(given, microbatches=32), availability_of(given, workers=24), costs_of(giv
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -154,6 +155,8 @@ def availability_of(given: argparse.Namespace, workers: int) -> Availability:
         raise ValueError("--trace FILE or --mtbf TIME must describe the machines")
     if given.machines is not None and given.machines < 1:
         raise ValueError("--machines must be at least 1")
+    if not 0 < given.days < math.inf:
+        raise ValueError(f"--days must be a number above 0, not {given.days:g}")
     if given.trace:
         return read(given.trace, seed=given.seed, machines=given.machines)
     return draw(

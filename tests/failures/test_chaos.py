@@ -208,6 +208,7 @@ def test_a_kill_at_a_random_instant_changes_no_bit(instant, runs):
             ["--kinds", "kill,tickle"],
             "--kinds must be one or more of kill, hang, pause, slow, evict, or all, not 'tickle'",
         ),
+        (["--speed", "nan"], "--speed must be a number above 0, not nan"),
         (["--trace", "nowhere.csv"], "--trace nowhere.csv cannot be read: No such file"),
     ],
 )
