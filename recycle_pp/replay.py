@@ -22,7 +22,7 @@ from recycle_pp.telemetry.replay import Decision, Replay
 from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.stored_run import local
 from recycle_pp.telemetry.words import names, plural
-from recycle_pp.wire.messages.members import Assignment
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import kind
 
@@ -81,12 +81,16 @@ def _lines(decision: Decision) -> list[str]:
 
 def _in_words(event: Event, workers: Assignment) -> str:
     if isinstance(event, MessageReceived):
-        return f"{kind(event.message)} from {workers[event.member]}"
+        return f"{kind(event.message)} from {_name(event.member, workers)}"
     fields = [
-        f"worker {workers[value]}" if name == "member" else f"{name} {_short(value)}"
+        f"worker {_name(value, workers)}" if name == "member" else f"{name} {_short(value)}"
         for name, value in structs.asdict(event).items()
     ]
     return ", ".join([kind(event).replace("_", " "), *fields])
+
+
+def _name(member: Member, workers: Assignment) -> str:
+    return str(workers[member]) if member in workers else f"the unknown member {member}"
 
 
 def _consequences(outcome: Outcome, workers: Assignment) -> list[str]:
@@ -99,7 +103,7 @@ def _consequences(outcome: Outcome, workers: Assignment) -> list[str]:
         sends = list(run)
         message = sends[0].message
         what = f"commit of step {message.step}" if isinstance(message, Commit) else kind(message)
-        found.append(f"{what} to {_short([workers[send.to] for send in sends])}")
+        found.append(f"{what} to {_short([_name(send.to, workers) for send in sends])}")
     return found
 
 

@@ -62,6 +62,7 @@ class Replay:
     Iterating raises:
         FileNotFoundError, UnreadableFile: there is no such file, or it cannot be read.
         NotASnapshot: a different version of recycle_pp wrote it.
+        ValueError: an event does not fit the job.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +74,7 @@ class Replay:
         job: Job | None = None
         terms = Terms()
         with open_regular(self._path) as file:
-            for text in file:
+            for number, text in enumerate(file, 1):
                 line = _parsed(text)
                 if line is None:
                     job = None  # the lines up to the next snapshot cannot be repeated without this one
@@ -86,7 +87,12 @@ class Replay:
                     self.left_out += text.endswith(b"\n")
                     continue
                 event, step = decode(line.event), job.committed + 1
-                outcome = job.handle(event)
+                try:
+                    outcome = job.handle(event)
+                except KeyError as error:  # such as the number of a member in a line that was changed by hand
+                    raise ValueError(
+                        f"{self._path}, line {number}: this event names {error}, which the job does not have"
+                    ) from error
                 same = fingerprint(outcome) == line.outcome
                 yield Decision(line.time, step, job.generation, event, outcome, job.assignment, same)
 

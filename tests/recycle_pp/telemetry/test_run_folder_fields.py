@@ -147,3 +147,14 @@ def test_every_worker_has_its_own_log(run):
     assert all(re.match(r"\d{4}-\d\d-\d\d .* worker \d\.\d: ", line) for line in lines), (
         "a log has only lines in this format"
     )
+
+
+def test_a_replay_of_an_unknown_member_names_it_without_a_traceback(copied, capsys):
+    lines = [json.loads(line) for line in copied.protocol.read_text().splitlines()]
+    for line in lines:
+        if line.get("event") and "member" in line["event"]:
+            line["event"]["member"] = 777
+    copied.protocol.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code = replay.main([str(copied.path), "--all"])
+    out, error = capsys.readouterr()
+    assert code in (1, 2) and "777" in out + error
