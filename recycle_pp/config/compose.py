@@ -22,7 +22,7 @@ from recycle_pp.storage.local_copy import copy_apart, is_stored
 
 from .llama import llama_sizes
 from .loading import flat, load, nested
-from .run_file import read_run_file, split
+from .run_file import COMMANDS, literal, read_run_file, split, with_shell_variables
 from .settings import FAULTS, Model, Settings
 
 _PLAIN = (  # keys whose values may hold any character
@@ -43,7 +43,8 @@ def compose(arguments: Sequence[str]) -> Settings:
     words, path = split(arguments)
     config = _composed(words)
     if path is not None:
-        config = _over(read_run_file(path), config, words)
+        file = {key: literal(value) for key, value in read_run_file(path).items()}  # it has no interpolations any more
+        config = _over(file, config, words)
     try:
         data = OmegaConf.to_container(OmegaConf.create(config), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -308,6 +309,8 @@ def _override(text: str) -> str:
                 f"{bare} takes the name of a file in configs/{bare}/: {', '.join(options(bare))}; not {value!r}"
             )
         return f"{bare}={value}"
+    if bare in [f"run.{name}" for name in COMMANDS]:
+        value = with_shell_variables(value)
     if bare in _PLAIN and value != "null" and value[:1] not in ("'", '"') and not re.fullmatch(r"\[.*\]", value):
         value = "'" + value.replace("'", "\\'") + "'"  # Hydra's grammar reserves ~ = ( [ {
     return f"++{bare}={value}"

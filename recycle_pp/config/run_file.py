@@ -20,9 +20,10 @@ from typing import Any, ClassVar
 import yaml
 
 from .loading import flat, load
-from .setting import Rule, rules
-from .settings import FAULTS, Settings
+from .setting import Rule, rules, shown
+from .settings import FAULTS, Run, Settings
 
+COMMANDS = frozenset({"on_event", "evaluate"})  # keys of run with a command for the shell
 SUFFIXES = (".yaml", ".yml")
 
 
@@ -50,11 +51,22 @@ def read_run_file(path: str, resolve: bool = True) -> dict[str, Any]:
     Raises ValueError if the file is missing or not YAML, a key is unknown or given twice, or a value has the wrong type
     or range. The sentence names the file and, if possible, the line.
     """
+    try:
+        return _read(path, resolve)
+    except RecursionError:
+        raise ValueError(f"{path} cannot be read: it is nested too deeply, or an alias contains itself") from None
+
+
+def _read(path: str, resolve: bool) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     node, parsed = _parsed(path)
     lines = _lines(path, node)
+    _refuse_dots(path, parsed, lines)
+    commands = parsed.get("run")
+    if isinstance(commands, dict):
+        commands |= {name: with_shell_variables(commands[name]) for name in COMMANDS & commands.keys()}
     try:
         data: Any = OmegaConf.to_container(OmegaConf.create(parsed), resolve=resolve)
         keys = flat(data)
@@ -67,6 +79,27 @@ def read_run_file(path: str, resolve: bool = True) -> dict[str, Any]:
     except ValueError as error:  # the sentence of the error begins with the key
         raise ValueError(f"{_at(path, lines.get(str(error).split()[0]))}: {error}") from None
     return keys
+
+
+def with_shell_variables(command: Any) -> Any:
+    """The command, in which ${NAME} is left to the shell. Only ${oc.env:NAME}, ${now:...} and ${GROUP.KEY} are
+    interpolations. A value that is not a text is unchanged."""
+    if not isinstance(command, str):
+        return command
+    return re.sub(r"(?<!\\)\$\{(?!oc\.|now:|\w+\.)", r"\\${", command)
+
+
+def literal(value: Any) -> Any:
+    """The value, in which no text is an interpolation when it is read."""
+    if isinstance(value, list):
+        return list(map(literal, value))
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def dumped(data: Any, **how: Any) -> str:
+    """The data in YAML. Texts that YAML 1.1 or this module would read as other values are in quotes."""
+    text: str = yaml.dump(data, Dumper=_Dumper, allow_unicode=True, **how)
+    return text
 
 
 def commented(settings: Settings, comment: Sequence[str]) -> str:
@@ -89,7 +122,7 @@ def _described(data: Mapping[str, Any], known: Mapping[str, Rule], prefix: str =
         about = f"{known[key].text} ({known[key].allowed})" if known[key].allowed else known[key].text
         yield from [] if prefix else [""]
         yield from textwrap.wrap(about, 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
-        text = yaml.safe_dump([value], default_flow_style=True, width=10**6, allow_unicode=True)
+        text = dumped([value if value == Run.dir else literal(value)], default_flow_style=True, width=10**6)
         yield f"{indent}{name}: {text.strip()[1:-1]}"
 
 
@@ -97,6 +130,14 @@ class _Loader(yaml.SafeLoader):
     """Reads plain scalars as in YAML 1.2. PyYAML itself follows YAML 1.1, in which 3e-4 is a string."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+        except (ValueError, ArithmeticError):  # !!int "x", a date such as 2026-99-99, or a number with 5,000 digits
+            text = node.value if len(node.value) <= 20 else f"{node.value[:17]}..."
+            problem = f"{text} is not a valid {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 for _tag, _pattern, _first in (
@@ -107,6 +148,13 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [*resolvers, *_Loader.yaml_implicit_resolvers.get(first, ())]
+        for first, resolvers in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
 
 
 def _parsed(path: str) -> tuple[yaml.Node, dict[str, Any]]:
@@ -123,8 +171,6 @@ def _parsed(path: str) -> tuple[yaml.Node, dict[str, Any]]:
         loader = _Loader(text)
         node = loader.get_single_node()
         data = None if node is None else loader.construct_document(node)
-    except RecursionError:
-        raise ValueError(f"{path} cannot be read: it is nested too deeply") from None
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = None if mark is None else mark.line + 1
@@ -148,6 +194,16 @@ def _lines(path: str, node: yaml.Node, prefix: str = "") -> dict[str, int]:
         if isinstance(value, yaml.MappingNode):
             found |= _lines(path, value, f"{name}.")
     return found
+
+
+def _refuse_dots(path: str, parsed: Mapping[str, Any], lines: Mapping[str, int]) -> None:
+    """Raises ValueError if a setting is not in its group but has a dot in its name, as on the command line."""
+    for key, value in parsed.items():
+        if "." in key and key in rules(Settings):
+            text = f"{shown(value)}"
+            for part in reversed(key.split(".")[1:]):
+                text = f"{{{part}: {text}}}"
+            raise ValueError(f"{_at(path, lines[key])}: in a file, {key} is written {key.partition('.')[0]}: {text}")
 
 
 def _at(path: str, line: int | None) -> str:

@@ -302,9 +302,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _yaml(data: dict[str, Any]) -> str:
-    import yaml  # imported here, because only rank 0 needs it
+    from recycle_pp.config.run_file import dumped  # imported here, because only rank 0 needs it
 
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    return dumped(data, sort_keys=False)
 
 
 def _step(record: dict[str, Any]) -> int:

@@ -10,6 +10,7 @@ from recycle_pp.config.node_settings import NodeSettings
 from recycle_pp.config.resume import take_up
 from recycle_pp.config.run_file import commented, read_run_file
 from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.run_folder import RunFolder, _yaml
 
 
 def written(folder, text):
@@ -36,6 +37,25 @@ def test_the_config_of_a_run_composes_to_its_settings(tmp_path):
 def test_a_commented_file_composes_to_its_settings(tmp_path):
     settings = compose(["model=gpt124m", "parallel=5x3", "data.path=[a,'b, c']", "fail_at=[20:1.2]", "run.dir=x"])
     assert compose([written(tmp_path, commented(settings, ["for 15 workers"]))]) == settings
+
+
+@pytest.mark.parametrize("text", ["1e5", "1e-5", ".5", "on", "0x10", "12:30", "null", "a${b}", r"a\${b}", "yes: no #"])
+def test_a_text_in_a_commented_file_or_a_config_is_read_back_as_the_same_text(text, tmp_path):
+    settings = Settings().with_values({"data.column": text, "run.dir": "x"})
+    assert compose([written(tmp_path, commented(settings, []))]).data.column == text
+    if "$" not in text:  # the config.yaml of a run holds what a resume reads, without escapes
+        RunFolder.write_text(tmp_path / "config.yaml", _yaml(dataclasses.asdict(settings)))
+        assert compose([str(tmp_path / "config.yaml")]).data.column == text
+
+
+@pytest.mark.parametrize("command", ["echo ${HOME}", "echo ${X:-3} > '${Y}'", "echo $X", "${A}${B} ${#C}"])
+def test_a_command_leaves_the_variables_of_the_shell_to_it(command, tmp_path):
+    settings = compose([f"run.on_event={command}", f"run.evaluate={command}", "run.dir=x"])
+    assert settings.run.on_event == settings.run.evaluate == command
+    assert compose([written(tmp_path, commented(settings, []))]) == settings
+    path = written(tmp_path, yaml.safe_dump({"run": {"on_event": command}}))
+    assert compose([path]).run.on_event == command
+    assert compose(["run.steps=7", "run.on_event=x ${run.steps} ${oc.env:NO,y}"]).run.on_event == "x 7 y"
 
 
 def test_the_command_line_overrides_the_file_and_the_file_the_defaults(tmp_path):
@@ -94,6 +114,12 @@ MISTAKES = {
     "not YAML": ("run:\n  steps: 3: 4\n", ", line 2: it is not YAML (mapping values are not allowed here)"),
     "a list": ("- run\n", ": it has no settings"),
     "empty": ("# nothing\n", ": it has no settings"),
+    "a dot": ("model: {}\nrun.steps: 5\n", ", line 2: in a file, run.steps is written run: {steps: 5}"),
+    "two dots": ("model.lora.rank: 8\n", ", line 1: in a file, model.lora.rank is written model: {lora: {rank: 8}}"),
+    "an alias in itself": ("run: &a\n  steps: 3\n  x: *a\n", " cannot be read: it is nested too deeply, or an alias "),
+    "a list in itself": ("fail_at: &a [*a]\n", " cannot be read: it is nested too deeply, or an alias "),
+    "wrong tag": ("run:\n  steps: !!int 'x'\n", ", line 2: it is not YAML (x is not a valid int)"),
+    "long number": (f"run:\n  steps: {'9' * 5000}\n", ", line 2: it is not YAML (99999999999999999... is not a valid"),
     "interpolation": ("run: {dir: '${nosuch}'}\n", ": Interpolation key 'nosuch' not found"),
 }
 
