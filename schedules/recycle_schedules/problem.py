@@ -112,6 +112,8 @@ class Problem(ProblemKeys):
     def without_bytes(self) -> Problem:
         """A copy of the problem without `memory`. The values derived from it are set instead: limits, the stages that
         run whole backwards, and the durations of stages that recompute."""
+        if self.memory is None:
+            return self
         return self.replace(
             memory=None,
             memory_limit=self.counted_limits([math.inf] * self.stages),

@@ -61,6 +61,20 @@ def linked(draw, **fixed):
 
 
 @st.composite
+def sized(draw, **fixed):
+    """Any whole step whose workers have just enough bytes, so that a death may change limits and modes."""
+    p = draw(problems(**fixed))
+    sizes = st.sampled_from([0.0, 1.0, 2.0, 4.0, 8.0])
+    names = ("weights", "state", "sums", "gradient", "boundary", "flight", "waiting", "op", "whole_op")
+    stages = [{name: draw(sizes) for name in names} for _ in range(p.stages)]
+    stages = [of | {"copies": draw(st.integers(0, 2)), "pipelines": p.pipelines} for of in stages]
+    memory = {"capacity": draw(st.floats(10, 60)), "stages": stages, "least": 1}
+    if draw(st.booleans()):
+        memory["recomputed"] = [of | {"flight": of["flight"] / 8} for of in stages]
+    return p.replace(memory=memory)
+
+
+@st.composite
 def layered(draw, most_layers=4, **fixed):
     """Any whole step of a model that is given by its layers: up to `most_layers` more layers than stages."""
     p = draw(problems(**fixed))

@@ -122,8 +122,7 @@ def _part(p: Problem, block: tuple[int, ...]) -> Problem:
     if not any(w.pipeline in block for w in p.dead):
         block = block[:1]
     number = {d: k for k, d in enumerate(block)}
-    if p.memory is not None:  # fixes the limits, which depend on all workers of a stage in the job
-        p = p.without_bytes
+    p = p.without_bytes  # fixes the limits, which depend on all workers of a stage in the job
     memory = p.memory_limit
     if isinstance(memory, dict) and "per_worker" in memory:
         mine = {

@@ -161,6 +161,7 @@ class _LiveSet:
     def one_fewer(self) -> list[Problem]:
         """The problems with one live worker fewer, sorted by lower bound. One problem for each kind of worker."""
         x = self.x
+        problem = self.problem.without_bytes  # with `memory`, a dead worker would change its peers' modes and limits
         kinds: set[tuple[float, ...]] = set()
         found: list[tuple[float, int, Problem]] = []
         for w in np.flatnonzero(x.alive)[::-1]:
@@ -169,7 +170,7 @@ class _LiveSet:
                 kinds.add(kind)
                 lost = Worker(*divmod(int(self.names[w]), x.stages))
                 try:
-                    fewer = self.problem.replace(failed=[*self.problem.dead, lost])
+                    fewer = problem.replace(failed=[*problem.dead, lost])
                 except ValueError:  # the stage's other workers have no room for a micro-batch
                     continue
                 found.append((lower_bound(fewer, [np.inf] * x.stages), len(found), fewer))

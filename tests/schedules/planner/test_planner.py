@@ -6,7 +6,7 @@ import pytest
 from golden import golden
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import EXAMPLES, problems, relaxed, remainders
+from random_problems import EXAMPLES, problems, relaxed, remainders, sized
 from recycle_schedules import Problem, Worker, plan
 from recycle_schedules.validate import validate
 
@@ -195,6 +195,20 @@ def test_plans_keep_a_limit_that_is_not_a_whole_number():
     problem = Problem(
         pipelines=2, stages=3, microbatches=5, memory_limit=2.5, backward="coupled", optimizer="barrier"
     )  # fmt: skip
+    assert validate(plan(problem)) == []
+
+
+def test_an_attempt_with_one_worker_fewer_keeps_the_limits_of_the_live_workers():
+    """If W(0,0) were dead, its peer would recompute and so hold more micro-batches than its limit now."""
+    stage = {"weights": 2, "state": 16, "copies": 1, "sums": 2, "flight": 4, "waiting": 4, "op": 0.5, "whole_op": 0.5}
+    memory = {"capacity": 28, "stages": [stage] * 2, "recomputed": [stage | {"flight": 1}] * 2, "least": 1}
+    keys = {"memory": memory, "reroute": "any", "speed": {"0,0": 0.3}, "durations": {"F": 0.2, "O": 1}}
+    assert validate(plan(Problem(pipelines=2, stages=2, microbatches=2, **keys))) == []
+
+
+@relaxed
+@given(sized(reroute="any", memory_limit=None))
+def test_plans_of_problems_with_bytes_are_valid(problem):
     assert validate(plan(problem)) == []
 
 
