@@ -296,7 +296,7 @@ class Deaths:
                 )
                 return
         if death.cause == "out_of_memory":
-            self._driver.drive(ProblemChanged(with_less_memory(self._state.job.problem, role)))
+            self._driver.drive(ProblemChanged(with_less_memory(job.problem, role, job.in_flight(role))))
         if self._state.restarts.is_respawned(rank, death):
             rank.respawns += 1
             self._state.recorder.event(Respawned(worker=str(rank.role), respawns=rank.respawns))
@@ -316,7 +316,7 @@ class Deaths:
         """Whether the worker ran out of memory in an op, and its limit on micro-batches in flight can be lowered. If
         so, the same failure on a second worker must not stop the job."""
         in_op = death.cause == "out_of_memory" and not death.where.startswith("the start")
-        return in_op and self._state.job.problem.limit(role) > 1
+        return in_op and self._state.job.in_flight(role) > 1
 
     def respawn_due(self) -> None:
         """Starts dead workers that have a `+rejoin_at` fault. They take part again from the step that it names."""

@@ -1,12 +1,13 @@
 """Builds the planner's Problem of a job from its settings.
 
 problem = initial_problem(settings)                  # all workers live; durations are unknown before the profile
-problem = with_less_memory(problem, Worker(1, 2))    # after this worker ran out of memory
+problem = with_less_memory(problem, Worker(1, 2), 4)    # after it ran out of memory with 4 micro-batches in flight
 problem = relaid_problem(problem, settings, (2, 2), (1, 3))     # the same job with different boundaries between stages
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -87,8 +88,10 @@ def device_of(settings: Settings) -> str:
     return "cpu" if settings.run.device == "cpu" or gpu_memory() is None else "cuda"
 
 
-def with_less_memory(problem: Problem, worker: Worker) -> Problem:
+def with_less_memory(problem: Problem, worker: Worker, in_flight: float) -> Problem:
     """A copy of the problem in which `worker` may have one micro-batch fewer in flight, but no fewer than one.
+
+    in_flight: the most micro-batches that it had in flight. inf if that is unknown, for a limit below that of 1F1B
 
     Other workers keep their limits. Limits in bytes do not change.
     """
@@ -96,9 +99,11 @@ def with_less_memory(problem: Problem, worker: Worker) -> Problem:
     for d in range(problem.pipelines):
         for s in range(problem.stages):
             limit = problem.limit(Worker(d, s))
-            if limit == float("inf"):
-                limit = problem.stages - s + (problem.total if Worker(d, s) != worker else 0)
-            limits[f"{d},{s}"] = max(1, int(limit) - (Worker(d, s) == worker))
+            if Worker(d, s) == worker:
+                limit = (problem.stages - s if in_flight == math.inf else in_flight) - 1
+            elif limit == math.inf:
+                limit = problem.stages - s + problem.total
+            limits[f"{d},{s}"] = max(1, int(limit))
     return problem.replace(memory_limit={"per_worker": limits})
 
 

@@ -20,11 +20,13 @@ even while reports are collected, starts another generation, which replaces the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recycle_schedules import Plan, Problem, Worker
+from recycle_schedules.in_flight import peak
 
 from recycle_pp.wire.messages.ctl import Value
 from recycle_pp.wire.messages.generations import FIRST, Announce, Report
@@ -116,6 +118,7 @@ class Job:
         self.finished: set[Member] = set()
         self.skipped = 0  # consecutive skipped updates, up to the newest commit
         self.remainder_plans: dict[int, Plan] = {}  # step -> plan, from the last adoption
+        self._peaks: dict[Worker, float] = {}  # worker that died -> its peak of micro-batches in flight in the plans
         self._reports: dict[Member, Report] = {}
         self._live_problem = LiveProblem()
         self.units, self.followers = Units(self.copies, self.third), Followers()
@@ -179,6 +182,14 @@ class Job:
         """The problem without the dead workers. Its graph of links is built once per membership."""
         return self._live_problem.of(self.problem, self.workers.values())
 
+    def in_flight(self, worker: Worker) -> float:
+        """The most micro-batches in flight on a worker that died: its limit or, if lower, its peak in the plans at that
+        time."""
+        problem = self.problem
+        if self.phase not in ("starting", "lost"):  # only then may a stage be without live workers
+            problem = LiveProblem().of(problem, {*self.workers.values(), worker})
+        return min(problem.limit(worker), self._peaks.get(worker, math.inf))
+
     # -- events ------------------------------------------------------------------------------------------------
 
     def _described(self, event: WorkerDescribed) -> list[Send]:
@@ -207,6 +218,9 @@ class Job:
         if self.phase == "lost":
             return []
         was_live, lost = member in self.live, self.assignment[member]
+        plans = [self.steady.newest, self.remainder_plans.get(self.committed + 1)]
+        known = [plan for plan in plans if plan is not None and lost not in plan.problem.dead]
+        self._peaks[lost] = max((peak(plan, lost) for plan in known), default=math.inf)
         heir = self.understudies.heir(lost.stage, self.committed) if was_live else None
         self._remove(member)
         self._wrong.pop(member, None)

@@ -53,8 +53,13 @@ class Steady:
         self._sent: Steps | None = None
 
     @property
+    def newest(self) -> Plan | None:
+        """The newest plan of a step."""
+        return None if self._newest is None else self._newest.plan
+
+    @property
     def state(self) -> SteadyState:
-        planned = None if self._newest is None else self._newest.plan.problem
+        planned = None if self.newest is None else self.newest.problem
         return SteadyState(self.wanted, self.due, planned, self._newest is not self._sent)
 
     def restore(self, state: SteadyState) -> None:

@@ -2,6 +2,7 @@
 
     changes = in_flight(problem, arrays)   # every change of the number
     peaks(plan)                            # {worker: peak of the number}
+    peak(plan, worker)                     # the peak on one live worker
 
 A micro-batch is in flight from the start of its F to the end of its W (or B). After the end of its I it counts only as
 `1 - i_release`.
@@ -72,3 +73,10 @@ def peaks(plan: Plan) -> dict[Worker, float]:
         top[w.pipeline * p.stages + w.stage] = held
     np.maximum.at(top, x.worker, x.level)
     return {w: float(top[w.pipeline * p.stages + w.stage]) for w in p.workers()}
+
+
+def peak(plan: Plan, worker: Worker) -> float:
+    """The peak number of micro-batches in flight on one live worker."""
+    a = plan.arrays
+    mine = a.take((a.stage == worker.stage) & (a.pipeline == worker.pipeline))
+    return float(in_flight(plan.problem, mine).level.max(initial=plan.problem.held.get(worker, 0.0)))

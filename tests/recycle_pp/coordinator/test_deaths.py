@@ -344,6 +344,7 @@ class Replans(Driver):
     def __init__(self, job):
         super().__init__()
         self.job = job
+        job.in_flight = lambda worker: job.problem.limit(worker)
 
     def drive(self, event):
         if isinstance(event, ProblemChanged):

@@ -88,7 +88,7 @@ def test_a_limit_that_was_lowered_during_a_move_stays_after_the_switch():
         trainer.state.roster[DEAD].alive = False
         await trainer.commit()
         before = trainer.job.problem.limit(short)
-        trainer.drive(ProblemChanged(with_less_memory(trainer.job.problem, short)))
+        trainer.drive(ProblemChanged(with_less_memory(trainer.job.problem, short, before)))
         for _ in range(3):
             await trainer.commit()
         assert names(trainer) == ["rebalancing", "rebalanced"]

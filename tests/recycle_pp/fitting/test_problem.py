@@ -63,10 +63,10 @@ def test_one_micro_batch_is_always_allowed():
 
 def test_running_out_of_memory_lowers_the_limit_of_that_worker_and_keeps_the_limits_by_bytes():
     problem = initial_problem(small(**WIDE, parallel__memory=room_for(3.02)))
-    less = with_less_memory(with_less_memory(problem, Worker(1, 0)), Worker(1, 0))
+    less = with_less_memory(with_less_memory(problem, Worker(1, 0), 3), Worker(1, 0), 2)
     assert [less.limit(Worker(d, 0)) for d in range(3)] == [3, 1, 3]
     assert [less.replace(failed=[(2, 0)]).limit(Worker(d, 0)) for d in range(2)] == [2, 1]
-    assert with_less_memory(less, Worker(1, 0)).limit(Worker(1, 0)) == 1
+    assert with_less_memory(less, Worker(1, 0), 1).limit(Worker(1, 0)) == 1
 
 
 @pytest.mark.parametrize("changes", [{"emulate__mode": "sleep"}, {"model__kind": "hf"}], ids=str)
@@ -109,7 +109,7 @@ def test_the_problem_of_another_layout_has_the_durations_of_a_job_that_starts_wi
 
 def test_the_limits_by_bytes_follow_the_layers_and_other_limits_stay():
     job = WIDE | {"model__layers": 8, "parallel__memory": room_for(3.5, model__layers=8)}
-    before = with_less_memory(initial_problem(small(**job)), Worker(1, 1))
+    before = with_less_memory(initial_problem(small(**job)), Worker(1, 1), 3)
     more = small(**job, model__split=[5, 3])
     after = relaid_problem(before, more, (4, 4), (5, 3))
     assert after.memory == initial_problem(more).memory
