@@ -66,9 +66,13 @@ class Planning:
     async def _plan_ahead(self, job: Job, problems: Iterable[Problem]) -> None:
         """Plans the first of these problems and caches the plan. After the expected death, the plan only has to be
         looked up."""
-        for problem in problems:
-            await asyncio.to_thread(job.steady.plan, problem)
-            break
+
+        def plan_first() -> None:  # in the thread, because the search for a problem without a plan may take long
+            for problem in problems:
+                job.steady.plan(problem)
+                break
+
+        await asyncio.to_thread(plan_first)
         self._task = None
         self._look()
 

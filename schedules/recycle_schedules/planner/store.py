@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,7 +82,7 @@ class PlanStore:
         no room for more. New plans may evict plans of other memberships, but neither each other nor the plan of
         `problem`."""
         room, size = self._most, 0
-        for count, after in enumerate((canonical(problem)[0], *_after_next_deaths(problem))):
+        for count, after in enumerate(chain([canonical(problem)[0]], _after_next_deaths(problem))):
             if room < size or count == MOST_PLANS:
                 return
             if after not in self._made and count > 0:

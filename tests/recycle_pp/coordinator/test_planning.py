@@ -13,6 +13,7 @@ from recycle_pp.coordinator.planning import Planning, load
 from recycle_pp.fitting.profile import Profile
 from recycle_pp.protocol.events import MessageReceived, WorkerDied, WorkerReady
 from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.steady_state_plan import Steady
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.generations import Holds, Report, SteadyPlan
 
@@ -168,6 +169,25 @@ def test_the_plan_after_a_death_is_made_in_advance():
     known, later = asyncio.run(run())
     assert [len(problem.dead) for problem in known] == [1, 1], "one plan serves the deaths of all equal pipelines"
     assert later == []
+
+
+def test_the_event_loop_does_not_look_for_deaths_without_a_plan(monkeypatch):
+    threads = []
+
+    def ahead(steady):
+        threads.append(threading.current_thread())
+        yield from ()
+
+    async def run():
+        coordinator = Coordinator(job(plan))
+        coordinator.job.committed = 0
+        coordinator.look()
+        while not threads:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(Steady, "ahead", ahead)
+    asyncio.run(run())
+    assert threading.main_thread() not in threads
 
 
 def test_the_plan_of_an_expected_problem_is_made_before_those_of_possible_deaths():

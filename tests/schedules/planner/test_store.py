@@ -107,6 +107,14 @@ def test_the_number_of_plans_is_limited_for_any_number_of_memberships(monkeypatc
     assert (len(store), planner.asked) == (6, 18)
 
 
+def test_problems_after_possible_deaths_are_built_only_when_they_are_asked_for(monkeypatch):
+    problem = Problem(pipelines=32, stages=8, microbatches=2, speed={"1,2": 0.6})
+    built, check = [], Problem.__post_init__
+    monkeypatch.setattr(Problem, "__post_init__", lambda self: built.append(self) or check(self))
+    assert len(next(PlanStore().ahead(problem)).dead) == 1
+    assert len(built) == 1
+
+
 def test_changed_durations_make_a_different_problem():
     store, planner = filled(WORKED)
     store.plan(WORKED.replace(failed=[(1, 2)], durations={"F": 2}))
