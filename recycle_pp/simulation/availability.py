@@ -7,7 +7,8 @@
 A file is a CSV with a header. Its first column is a time in hours, minutes or seconds. There are two kinds of file:
 
     hour,gpus_alive           number of machines from then on; the seed decides which machines die
-    hour,machine,up           this machine is up (1) or down (0) from then on; before its first row it is up
+    hour,machine,up           this machine is up (1) or down (0) from then on. Until its first row, if that is later
+                              than the first time, it is in the other state
 
 """
 
@@ -129,9 +130,11 @@ def _of_machines(times: list[float], rows: list[tuple[str, str]], machines: int 
     absent = set()
     for at, (name, word) in zip(times, rows, strict=True):
         machine, now = numbers[name], words[word]
-        if at == 0 and machine not in up and not now:
-            absent.add(machine)
-        elif up.get(machine, True) != now:
+        if machine not in up:
+            up[machine] = now == (at == 0)
+            if not up[machine]:
+                absent.add(machine)
+        if up[machine] != now:
             changes.append(Change(at, machine, now))
         up[machine] = now
     return Availability(most, times[-1], tuple(changes), frozenset(absent))

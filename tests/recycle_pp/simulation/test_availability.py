@@ -37,9 +37,15 @@ def test_a_file_of_counts_may_start_with_missing_machines_and_after_time_zero(tm
 
 
 def test_a_file_of_machines_gives_the_changes_of_each_machine(tmp_path):
-    there = read(written(tmp_path, "second,machine,up\n0,a,1\n0,b,0\n5,a,down\n7,b,up\n9,b,1\n10,c,1\n"))
+    there = read(written(tmp_path, "second,machine,up\n0,a,1\n0,b,0\n5,a,down\n7,b,up\n9,b,1\n10,c,0\n"))
     assert (there.machines, there.absent) == (3, {1})
-    assert there.changes == (Change(5, 0, False), Change(7, 1, True))
+    assert there.changes == (Change(5, 0, False), Change(7, 1, True), Change(10, 2, False))
+
+
+def test_a_machine_that_first_goes_up_after_the_start_is_absent_until_then(tmp_path):
+    there = read(written(tmp_path, "hour,machine,up\n0,a,1\n5,b,1\n10,a,1\n"))
+    assert (there.absent, there.changes) == ({1}, (Change(5 * HOUR, 1, True),))
+    assert there.mean == 1.5
 
 
 @pytest.mark.parametrize(
