@@ -82,8 +82,8 @@ class Chart:
 
     @cached_property
     def span(self) -> float:
-        """Time from 0 to the last end; 1 without ops."""
-        last = float(self.end.max()) if len(self) else 1.0
+        """Time from 0 to the last end; 1 if no op takes any time."""
+        last = float(self.end.max(initial=0.0)) or 1.0
         return max(last, self.recovery.resumed) if self.recovery else last
 
     @cached_property

@@ -178,6 +178,14 @@ def test_a_plan_without_ops_can_be_drawn(tmp_path: Path) -> None:
     assert main([str(path)]) == 0
 
 
+def test_a_plan_whose_ops_take_no_time_can_be_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan(shape(scale=0)).save(path)
+    for ending in ("svg", "html", "json"):
+        assert main([str(path), "--out", str(tmp_path / f"x.{ending}")]) == 0
+    assert main([str(path)]) == 0
+
+
 def test_following_draws_each_new_step_until_the_run_ends(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     later = run / "traces" / "step-000021.json"
     shutil.move(later, run / "kept")
