@@ -73,6 +73,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         raise ValueError("--model requires --memory, the memory of a worker, for instance --memory 80GB")
     source = read_source(arguments, prefer_shown=arguments.seconds is None, required=False)
+    if arguments.csv and source.problem.dead:
+        raise ValueError("--csv: only a fault-free plan has a torch CSV")
     # a file or a pipe has no width of its own
     console = Console(width=None if sys.stdout.isatty() else 160)
     if arguments.what_if:
@@ -82,10 +84,11 @@ def _run(arguments: argparse.Namespace) -> int:
     best = source.shown  # compared with None, because a plan without ops is falsy
     if best is None:
         best = _planned(source, SECONDS if arguments.seconds is None else arguments.seconds)
+    csv = torch_csv(best) if arguments.csv else ""  # before the first file is written, because it may be refused
     if arguments.out:
         best.save(arguments.out)
     if arguments.csv:
-        Path(arguments.csv).write_text(torch_csv(best))
+        Path(arguments.csv).write_text(csv)
     if arguments.json:
         print(json.dumps(_as_json(best), indent=1))
     else:

@@ -192,7 +192,8 @@ MISTAKES = {
     "--what-if --capacity 1e9": "--capacity requires --bytes",
     "--what-if --bytes 2e9 --capacity 1e9": "capacity: one micro-batch does not fit",
     "--out no/such/folder/plan.json": "--out: there is no folder no/such/folder",
-    "--fail 1.2 --csv plan.csv": "fault-free",
+    "--fail 1.2 --out plan.json --csv plan.csv": "--csv: only a fault-free plan has a torch CSV",
+    "--speed 1.2=0.2 --reroute any --out plan.json --csv plan.csv": "fault-free",
 }
 
 
