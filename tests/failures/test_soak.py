@@ -8,10 +8,13 @@ from itertools import islice
 
 import pytest
 
+from recycle_pp.config.compose import compose
+
 from . import network
 from .harness import Case, Outcome
 from .soak.__main__ import Soak
 from .soak.faults import KINDS, PLACES, draw
+from .soak.options import COMMON, drawn
 
 _missing = network.missing()
 in_namespaces = pytest.mark.skipif(_missing is not None, reason=str(_missing))
@@ -51,6 +54,21 @@ def test_islands_that_come_and_go_have_equal_theta_and_read_no_sample_twice(tmp_
     options = ("--minutes", "5", "--seed", str(random.randrange(10**6)), "--mean", "6")
     done = soak(tmp_path, *options, seconds=1100, module="tests.failures.soak.islands")
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_jobs_with_random_options_end_with_the_bits_of_an_undisturbed_worker(tmp_path):
+    options = ("--minutes", "5", "--seed", str(random.randrange(10**6)))
+    done = soak(tmp_path, *options, seconds=1100, module="tests.failures.soak.options")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_options_fit_together(seed):
+    for part in drawn(random.Random(str(seed))).parts:
+        settings = compose([*COMMON, *part.options])
+        assert settings.parallel.pipelines * settings.parallel.stages > 1
 
 
 def test_a_seed_determines_the_faults():
