@@ -157,18 +157,22 @@ def _run(arguments: Sequence[str]) -> int:
         raise ValueError(f"--run-dir {options.run_dir} contains no run: there is no {run.events.name}")
     times = changes_of(options.trace, options.speed) if options.trace else _at_random(options.mtbf, options.seed)
     live, usage, begun, hitter = Live(run), Usage(), time.time(), Hitter()
+    # A signal that the caller ignores, as nohup does, stays ignored.
+    handlers = {number: of for number in ENDS if (of := signal.getsignal(number)) != signal.SIG_IGN}
     try:
-        for number in ENDS:
+        for number in handlers:
             signal.signal(number, signal.default_int_handler)  # raises KeyboardInterrupt
         inject_faults(live, times, random.Random(options.seed), options, usage, hitter)
     except KeyboardInterrupt:
         pass
     finally:
-        for number in ENDS:  # a second signal must not leave a worker stopped
+        for number in handlers:  # a second signal must not leave a worker stopped
             signal.signal(number, signal.SIG_IGN)
         hitter.close()
         for worker in list(live.held):
             live.release(worker)
+        for number, of in handlers.items():
+            signal.signal(number, of)
     print(table(run, begun, usage))
     return 0
 

@@ -35,6 +35,7 @@ from recycle_pp.wire.launch import HOST_AND_PORT, TOKEN_VARIABLE, host_and_port,
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.ctl import (
     TO_OPERATOR,
+    Another,
     Begun,
     ChangeSettings,
     Done,
@@ -225,6 +226,8 @@ class Job:
                         print(f"recycle_pp: {text}", file=sys.stderr, flush=True)
                     case NotDone(reason):
                         raise ValueError(reason)
+                    case Another():  # either the folder's job has ended, or it has just been started again
+                        raise ChannelClosed("another job has this address")
                     case (Done() | Ended() | Elsewhere()) as answer:
                         return answer
         finally:

@@ -162,8 +162,6 @@ def _prepare_job(
     from recycle_pp.telemetry.exporters.exporter import refuse_missing
 
     settings, said = continued(settings, arguments)
-    if settings.run.epochs is not None and {"run.steps", "run.epochs"} & keys_of(split(arguments)[0]) == {"run.steps"}:
-        raise ValueError(f"run.epochs={settings.run.epochs:g} sets run.steps; to choose run.steps, add run.epochs=null")
     folder = RunFolder(settings.run.dir)
     validate(settings, launch.world)
     refuse_missing(settings)
@@ -172,6 +170,11 @@ def _prepare_job(
     stored = look_into_store(settings)
     startup.update(f"looks for checkpoints in {folder.path}")
     done = _steps_done(folder, stored) if settings.run.resume else 0
+    if settings.run.epochs is not None and "run.steps" in keys_of(split(arguments)[0]):
+        unused = f"run.epochs={settings.run.epochs:g} sets run.steps; to choose run.steps, add run.epochs=null"
+        if not done:
+            raise ValueError(unused)
+        say(f"recycle_pp: {unused}")
     if settings.islands.store is not None:
         startup.update(f"checks the islands in {settings.islands.store}")
         from recycle_pp.islands.admission import admitted

@@ -82,11 +82,11 @@ def _read(path: str, resolve: bool) -> dict[str, Any]:
 
 
 def with_shell_variables(command: Any) -> Any:
-    """The command, in which ${NAME} is left to the shell. Only ${oc.env:NAME}, ${now:...} and ${GROUP.KEY} are
-    interpolations. A value that is not a text is unchanged."""
+    """The command, in which ${NAME}, ${NAME:-text} and the like are left to the shell. Names with a dot, such as
+    ${run.dir} and ${oc.env:NAME}, and ${now:...} are interpolations. A value that is not a text is unchanged."""
     if not isinstance(command, str):
         return command
-    return re.sub(r"(?<!\\)\$\{(?!oc\.|now:|\w+\.)", r"\\${", command)
+    return re.sub(r"(?<!\\)\$\{(?=[#!]?\w+[^\w.\s\[])(?!now:)", r"\\${", command)
 
 
 def literal(value: Any) -> Any:

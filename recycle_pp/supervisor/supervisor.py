@@ -44,9 +44,9 @@ from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.connection import ChannelClosed, Peer, connect, serve
 from recycle_pp.wire.join import Entered, Surplus, enter
-from recycle_pp.wire.launch import Address, Launch, joined, keep_token, new_token, publish, remove_token, withdraw
+from recycle_pp.wire.launch import Address, Launch, keep_token, new_token, publish, remove_token, withdraw
 from recycle_pp.wire.messages.agreement import TO_VOTER, Leader, OtherJob, Place, Takeover
-from recycle_pp.wire.messages.ctl import FROM_OPERATOR, NotDone
+from recycle_pp.wire.messages.ctl import FROM_OPERATOR, Another
 from recycle_pp.wire.messages.handshake import CandidateHello, OperatorHello, SupervisorHello, WorkerHello
 from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
@@ -449,8 +449,7 @@ class Supervisor:
             elif isinstance(peer.hello, OperatorHello):
                 with suppress(ChannelClosed):
                     await peer.recv(FROM_OPERATOR)  # a connection that ends with unread bytes may lose the answer
-                address = joined(self._place.host, self._place.port)
-                peer.send(NotDone(f"the job at {address} is another one; the job of the run folder has ended"))
+                peer.send(Another())
         elif not isinstance(peer.hello, CandidateHello):
             await self._leadership.admit(peer)
         elif self._leadership.agreement is not None:

@@ -282,25 +282,28 @@ def test_resume_auto_restarts_a_run_that_has_no_checkpoint(tmp_path):
     again.unlock()
 
 
-def test_run_steps_without_effect_is_refused_and_a_complete_run_of_epochs_names_them(tmp_path, capsys, monkeypatch):
+def test_run_steps_beside_run_epochs_is_refused_at_a_start_and_reported_at_a_resume(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("abcdefgh" * 100)
     launch, of_data = Launch(), [f"data.path={tmp_path / 'text.txt'}", "model.sequence=16", "run.validate_every=0"]
     arguments = [f"run.dir={tmp_path / 'run'}", "parallel=1x1", "model=tiny", *of_data]
+    unused = r"run\.epochs=0\.5 sets run\.steps; to choose run\.steps, add run\.epochs=null"
+    with pytest.raises(ValueError, match=f"^{unused}"):
+        train.prepare(launch, [*arguments, "run.epochs=0.5", "run.steps=5000"])
     settings, run, *_ = train.prepare(launch, [*arguments, "run.epochs=0.5"])
     (run.checkpoints / "step-001000").mkdir()
     (run.checkpoints / "step-001000" / ".metadata").touch()
     (run.checkpoints / "step-001000" / "about.json").write_text('{"step": 1000, "files": {".metadata": [0, 0]}}')
     run.unlock()
     again = [arguments[0], "run.resume=true"]
-    with pytest.raises(
-        ValueError, match=r"^run\.epochs=0\.5 sets run\.steps; to choose run\.steps, add run\.epochs=null"
-    ):
-        train.prepare(launch, [*again, "run.steps=5000"])
     complete = (
         rf"completed 1000 steps, and run\.epochs=0\.5 gives run\.steps={settings.run.steps}; raise run\.epochs to"
     )
     with pytest.raises(ValueError, match=complete):
         train.prepare(launch, again)
+    assert not re.search(unused, capsys.readouterr().out)
+    with pytest.raises(ValueError, match=complete):
+        train.prepare(launch, [*again, "run.steps=5000"])
+    assert re.search(unused, capsys.readouterr().out)
     settings, run, *_ = train.prepare(launch, [*again, "run.steps=5000", "run.epochs=null"])
     run.unlock()
     assert settings.run.steps == 5000

@@ -90,6 +90,11 @@ class NotDone(Message, frozen=True):
 
 
 @sent(COORDINATOR, OPERATOR)
+class Another(Message, frozen=True):
+    """The sender belongs to another job than the operator's run folder."""
+
+
+@sent(COORDINATOR, OPERATOR)
 class Ended(Message, frozen=True):
     """The job has ended. places: addresses of its supervisors, which exit now. reason: why it ended, for the user."""
 

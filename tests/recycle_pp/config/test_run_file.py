@@ -56,6 +56,7 @@ def test_a_command_leaves_the_variables_of_the_shell_to_it(command, tmp_path):
     path = written(tmp_path, yaml.safe_dump({"run": {"on_event": command}}))
     assert compose([path]).run.on_event == command
     assert compose(["run.steps=7", "run.on_event=x ${run.steps} ${oc.env:NO,y}"]).run.on_event == "x 7 y"
+    assert compose(["run.dir=d", "run.on_event=x ${.dir} ${ run.dir } ${..run.dir}"]).run.on_event == "x d d d"
 
 
 def test_the_command_line_overrides_the_file_and_the_file_the_defaults(tmp_path):
