@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -91,6 +92,26 @@ def test_a_signal_ends_chaos_and_wakes_the_workers_that_it_holds_back(number, tm
             assert "goodput" in chaos.communicate(timeout=20)[0] and chaos.returncode == 0
         wait_until(lambda: not stopped(second))
         second.kill()
+
+
+def test_chaos_under_nohup_outlives_its_terminal(tmp_path):
+    with fake_worker() as worker:
+        record(RunFolder(tmp_path), spawned("0.0", worker.pid), {"event": "started", "workers": 1})
+        command = [sys.executable, "-m", "recycle_pp.chaos", "--run-dir", str(tmp_path), "--mtbf", "1h"]
+        with subprocess.Popen(["nohup", *command], stdout=subprocess.PIPE, text=True) as chaos:
+            wait_until(lambda: _catches(chaos.pid, signal.SIGTERM))
+            chaos.send_signal(signal.SIGHUP)
+            with pytest.raises(subprocess.TimeoutExpired):
+                chaos.wait(0.5)
+            chaos.send_signal(signal.SIGTERM)
+            assert "goodput" in chaos.communicate(timeout=20)[0] and chaos.returncode == 0
+        worker.kill()
+
+
+def _catches(pid, number):
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("kind", ["pause", "slow"])

@@ -15,6 +15,7 @@ from recycle_pp.wire.connection import ChannelClosed, serve
 from recycle_pp.wire.messages.agreement import Leader, Place
 from recycle_pp.wire.messages.ctl import (
     FROM_OPERATOR,
+    Another,
     Begun,
     ChangeSettings,
     Done,
@@ -140,6 +141,13 @@ def test_a_request_for_a_run_folder_names_its_job_because_another_one_may_listen
     assert found.hello == OperatorHello("a5")
     assert ctl.main([at(found), "checkpoint"]) == 0
     assert found.hello == OperatorHello()
+
+
+def test_a_request_is_repeated_if_the_job_of_the_folder_has_just_been_started_again(supervisor, tmp_path):
+    found = supervisor([Another()], [Done("saved")])
+    run = RunFolder.create(load({"run": {"dir": str(tmp_path)}}))
+    Heartbeat(run, lambda: 0, at(found), "a5").write([])
+    assert ctl.main([str(tmp_path), "checkpoint"]) == 0
 
 
 def test_without_an_answer_the_command_gives_up_with_one_sentence(supervisor, capsys, monkeypatch):
