@@ -184,8 +184,7 @@ class Deaths:
             unread = str(error)
         await self._bring_to_store(whole.step)
         await self._state.lease.wait()
-        if not self._state.lifecycle.over:
-            self._restore(stage, why, whole, unread)
+        self._restore(stage, why, whole, unread)
 
     async def _bring_to_store(self, step: int) -> None:
         """Uploads the checkpoint of `step` steps if the store may lack it, because the loss interrupted its upload. The
@@ -213,19 +212,22 @@ class Deaths:
         death, and `run.respawns` limits the restarts of each worker.
         """
         state = self._state
+        if state.lifecycle.over:
+            return
         if state.ending.signal is not None:
             self._driver.end_early()
             return
-        self._after_commit.report_damage(whole.damaged)
         present = [rank for rank in state.roster if rank.alive]
         stages = state.settings.parallel.stages
         if len(present) < stages:
             if any(rank.died > rank.explained for rank in state.roster):  # such a worker may be restarted
-                state.timers.after(CAUSE_SECONDS, self._restart, stage, why)
+                state.timers.after(CAUSE_SECONDS, self._restore, stage, why, whole, unread)
                 return
+            self._after_commit.report_damage(whole.damaged)
             why += f", and {plural(len(present), 'live worker')} cannot run {plural(stages, 'stage')}"
             self._stop_after_loss(stage, why, whole.step)
             return
+        self._after_commit.report_damage(whole.damaged)
         if not whole.step and (reason := unread or self._no_beginning(whole)):
             self._stop_after_loss(stage, f"{why}, and {reason}", whole.step)
             return

@@ -52,7 +52,9 @@ class Driver:
             return
         kept = [*state.saving.kept(), *state.storing.kept()]
         in_use = {state.saving.step * state.saving.occupied, state.storing.uploading} - {0}
-        saving = SavingChanged(state.saving.occupied, state.ending.save_due, kept, sorted(in_use))
+        # Until this coordinator has begun a save, a save of an earlier coordinator may be unfinished.
+        known = sorted(in_use) if state.saving.step >= 0 else None
+        saving = SavingChanged(state.saving.occupied, state.ending.save_due, kept, known)
         if saving != state.job.saving:
             self._handle(saving)
         self._handle(event)

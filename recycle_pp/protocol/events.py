@@ -143,13 +143,13 @@ class SavingChanged(Event, frozen=True):
     occupied: a checkpoint is being written, so only the run's last checkpoint may start
     due: the next commit must save a checkpoint
     kept: stages whose part of the run's last checkpoint would survive the death of all their workers
-    in_use: steps of the checkpoints that are being written or uploaded
+    in_use: steps of the checkpoints that are being written or uploaded; None: unknown
     """
 
     occupied: bool
     due: bool
     kept: list[int] = []
-    in_use: list[int] = []
+    in_use: list[int] | None = None
 
 
 class SettingsChanged(Event, frozen=True):

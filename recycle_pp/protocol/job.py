@@ -167,6 +167,7 @@ class Job:
             sends = _EVENTS[type(event)](self, event)
         except StageLost as lost:
             sends = []
+            self._note_untrusted()
             self._note("stage_lost", stage=lost.stage, what=lost.what, detail=str(lost))
         except ProtocolViolation as violation:
             sends = []
@@ -186,7 +187,7 @@ class Job:
         """The most micro-batches in flight on a worker that died: its limit or, if lower, its peak in the plans at that
         time."""
         problem = self.problem
-        if self.phase not in ("starting", "lost"):  # only then may a stage be without live workers
+        if self.phase not in ("starting", "lost", "ended", "finished"):  # only then may a stage lack live workers
             problem = LiveProblem().of(problem, {*self.workers.values(), worker})
         return min(problem.limit(worker), self._peaks.get(worker, math.inf))
 
@@ -407,9 +408,7 @@ class Job:
         self._note("plan_adopted", step=self.committed + 1, lost=sorted(left.lost), revoked=sorted(left.revoked))
         # Members with wrong state are killed only now. Until all others had reported, these members might have been the
         # only ones that could tell a new coordinator that the step is void.
-        for member, detail in self._wrong.items():
-            self._note("untrusted", member=member, worker=self.assignment[member], detail=detail)
-        self._wrong.clear()
+        self._note_untrusted()
         outer = None if self.outer is None else self.outer.state
         out = [Send(member, adoption.message(worker, *about, outer)) for member, worker in workers.items()]
         return out + self._find_donors()
@@ -450,6 +449,12 @@ class Job:
         if self._ballot.misfits:
             return self._repeat(self._ballot.misfits)
         return [] if self.waits_for_round else self._commit()
+
+    def _note_untrusted(self) -> None:
+        """Asks the caller to kill the members that were removed because of wrong state."""
+        for member, detail in self._wrong.items():
+            self._note("untrusted", member=member, worker=self.assignment[member], detail=detail)
+        self._wrong.clear()
 
     def _evict_wrong(self, wrong: dict[Member, str]) -> list[Send]:
         """Removes members with wrong state and repeats the whole step with the weights of the others. The step is void
@@ -507,7 +512,7 @@ class Job:
             void=took_back,
             evaluate=evaluate,
             savers=self.units.savers(self.workers) if saves else [],
-            in_use=self.saving.in_use if saves else [],
+            in_use=self.saving.in_use if saves else None,
             last=last or early,
             skipped=self.skipped,
             stagger=self._speculation.allowed,

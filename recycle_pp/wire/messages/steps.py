@@ -88,7 +88,8 @@ class Commit(Message, frozen=True):
                 this one differs
     evaluate    whether a validation follows
     savers      members that save a checkpoint; a unit is saved by the first of its holders among them
-    in_use      if there are savers: steps of older checkpoints whose files are still being written or uploaded
+    in_use      if there are savers: steps of older checkpoints whose files are still being written or uploaded; None:
+                unknown, so the savers delete nothing
     last        whether this is the last step of the job
     skipped     number of consecutive skipped updates, including this one
     stagger     whether the next step may be applied before its commit
@@ -106,7 +107,7 @@ class Commit(Message, frozen=True):
     void: bool = False
     evaluate: bool = False
     savers: list[Member] = msgspec.field(default_factory=list)
-    in_use: list[int] = msgspec.field(default_factory=list)
+    in_use: list[int] | None = None
     last: bool = False
     skipped: int = 0
     stagger: bool = False

@@ -196,8 +196,9 @@ def test_after_a_restart_from_a_checkpoint_no_checkpoint_waits_for_the_replaced_
 
 
 def test_workers_that_will_be_restarted_count_as_workers_of_the_restored_job(monkeypatch):
-    state, _ = loses_a_stage(monkeypatch, dying=(0, 2))
+    state, _ = loses_a_stage(monkeypatch, dying=(0, 2), whole=Whole(5, {8: "truncated"}))
     assert state.job.waiting == {0, 2} and not state.lifecycle.over
+    assert state.recorder.events.count("checkpoint_damaged") == 1
 
 
 @pytest.mark.parametrize(("store", "nodes", "uploads"), [("/store", "ab", [5]), ("/store", "aa", []), (None, "ab", [])])

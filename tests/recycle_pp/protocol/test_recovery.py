@@ -6,7 +6,7 @@ import pytest
 from recycle_schedules import Problem, Worker, actions, plan
 
 from recycle_pp.protocol.events import MessageReceived, SavingChanged, WorkerDied, WorkerEvicted, WorkerReady
-from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.job import _EVENTS, Job
 from recycle_pp.protocol.ledger import Record, remainder
 from recycle_pp.wire.messages.saving import Finished
 
@@ -176,3 +176,27 @@ def test_a_profile_that_changes_the_form_of_backwards_within_a_step_leaves_a_val
     left = remainder(problem, records, busy={})
     assert left.problem.backward == "mixed"
     assert {op.kind for op in plan(left.problem).ops} <= set("FIWBO")
+
+
+def job_of_one_pipeline(**state):
+    """A job of three stages with one worker each, whose members 0, 1 and 2 are live. state: attributes of the job"""
+    job = Job(Problem(pipelines=1, stages=3, microbatches=2), steps=3, planner=plan, derive=actions)
+    for name, value in {"live": {0, 1, 2}, **state}.items():
+        setattr(job, name, value)
+    return job
+
+
+def test_a_lack_of_memory_after_the_last_step_needs_no_plan():
+    job = job_of_one_pipeline(phase="finished", committed=2)
+    job.handle(SavingChanged(occupied=True, due=False, kept=[0, 1, 2]))
+    for member in (0, 1):
+        assert not job.handle(WorkerDied(member)).notes
+    assert job.in_flight(Worker(0, 0)) >= 1
+
+
+def test_a_removed_member_is_killed_even_if_its_stage_is_lost(monkeypatch):
+    """Otherwise it would take part again after the restart from a checkpoint."""
+    job = job_of_one_pipeline(phase="running")
+    monkeypatch.setitem(_EVENTS, WorkerEvicted, lambda job, event: job._evict_wrong({event.member: "a wrong unit"}))
+    notes = job.handle(WorkerEvicted(1)).notes
+    assert [note["event"] for note in notes] == ["mismatch", "untrusted", "stage_lost"] and notes[1]["member"] == 1
