@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -84,7 +85,10 @@ def test_a_signal_ends_chaos_and_wakes_the_workers_that_it_holds_back(number, tm
     with fake_worker() as first, fake_worker() as second:
         record(run, spawned("0.0", first.pid), {"event": "started", "workers": 1}, {"event": "plan_adopted"})
         command = [sys.executable, "-m", "recycle_pp.chaos", "--run-dir", str(tmp_path), "--cruel"]
-        with subprocess.Popen([*command, "--trace", str(trace)], stdout=subprocess.PIPE, text=True) as chaos:
+        # The tests may run where this signal is ignored, for instance under nohup.
+        as_usual = partial(signal.signal, number, signal.SIG_DFL)
+        command += ["--trace", str(trace)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=as_usual) as chaos:
             assert first.wait(20) == -signal.SIGKILL
             record(run, spawned("0.0", second.pid))
             wait_until(lambda: stopped(second))
