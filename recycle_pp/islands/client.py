@@ -155,11 +155,9 @@ class Client:
             with self._changed:
                 self._uploads += uploads
         stored = position.mine.get(position.applied) == position.sent  # whether an earlier start uploaded the delta
-        # Without sharding, a delta is lost only if all peers report it, so a worker reports every unit that it lacks.
-        sharded = self._settings.parallel.copies > 0
-        needed = {unit for unit in self._in_round(position.applied) if turns[unit] == 0 or not sharded}
-        if position.sent is not None and not stored and not has >= needed:
-            self._send(CutMissing(generation, position.sent))
+        lacks = [(unit, [*holders[unit]]) for unit in self._in_round(position.applied) if unit not in has]
+        if position.sent is not None and not stored and lacks:
+            self._send(CutMissing(generation, position.sent, lacks))
 
     def aim(self, message: RoundGoal) -> None:
         """Another worker has computed a newer theta than this one. Called in the session's thread."""

@@ -560,12 +560,10 @@ class Job:
         return [*(Send(of, RoundGoal(self.generation, goal)) for of, goal in behind.items()), *self._count()]
 
     def _cut_missing(self, member: Member, message: CutMissing) -> list[Send]:
-        """Records that a worker of an island lacks the cut delta. With sharded state, others may lack it too."""
+        """Records that a worker of an island lacks units of the cut delta."""
         if self.outer is None or member not in self.live:
             return []
-        stage = self.assignment[member].stage
-        peers = {of for of, worker in self.workers.items() if worker.stage == stage}
-        self.outer.lacks(member, message.sent, {member} if self.copies else peers)
+        self.outer.lacks(member, message.sent, message.units)
         return self._count()
 
     def _has_finished(self, member: Member, message: Finished) -> list[Send]:

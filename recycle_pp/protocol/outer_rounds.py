@@ -17,12 +17,13 @@ the island continues with its own weights. It waits once it has made `max_local`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from recycle_pp.wire.messages.islands import OuterOrder, OuterState
 from recycle_pp.wire.messages.members import Member
+from recycle_pp.wire.messages.units import UnitId
 
 
 class OuterRounds:
@@ -32,7 +33,7 @@ class OuterRounds:
         self.steps, self.delay, self.max_local = steps, delay, max_local
         self.state = OuterState()
         self._ready: dict[Member, int] = {}  # member -> number of rounds in the theta that it has computed
-        self._lacking: set[Member] = set()  # workers that lack the cut delta in this generation
+        self._lacking: dict[UnitId, set[Member]] = {}  # unit -> workers that lack its cut delta in this generation
         self._lost = False  # whether the cut delta is lost
 
     def begin(self, state: OuterState) -> None:
@@ -53,11 +54,16 @@ class OuterRounds:
         self._ready.clear()
         self._lacking.clear()
 
-    def lacks(self, member: Member, sent: int, holders: Collection[Member]) -> None:
-        """Records that a worker lacks the delta that was cut after `sent` steps, because it joined later. If all
-        `holders` lack it, the delta is lost, and the island cuts another one."""
-        self._lacking.add(member)
-        self._lost = self._lost or (self.state.sent == sent and self._lacking >= set(holders))
+    def lacks(self, member: Member, sent: int, units: Iterable[tuple[UnitId, Collection[Member]]]) -> None:
+        """Records that a worker lacks units of the delta that was cut after `sent` steps, because it joined later. If
+        all holders of a unit lack it, the delta is lost, and the island cuts another one.
+
+        units: each unit that it lacks, with all its holders
+        """
+        for unit, holders in units:
+            lacking = self._lacking.setdefault(unit, set())
+            lacking.add(member)
+            self._lost = self._lost or (self.state.sent == sent and lacking >= set(holders))
 
     def behind(self, live: Collection[Member], member: Member) -> dict[Member, int]:
         """member -> number of rounds in the newest theta. Contains the members that have reported an older theta and do

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from .members import Member
 from .table import COORDINATOR, WORKER, Message, sent
+from .units import UnitId
 
 
 class OuterState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,11 +94,15 @@ class RoundGoal(Message, frozen=True):
 @sent(WORKER, COORDINATOR, of_generation=True)
 class CutMissing(Message, frozen=True):
     """The worker lacks deltas of the current round, because it joined after they were cut. Sent at the beginning of a
-    generation. sent: number of steps at which they were cut
+    generation.
+
+    sent   number of steps at which they were cut
+    units  each unit whose delta the worker lacks, with all holders of the unit
     """
 
     generation: int
     sent: int
+    units: list[tuple[UnitId, list[Member]]]
 
 
 @sent(WORKER, COORDINATOR)

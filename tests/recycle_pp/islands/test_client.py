@@ -376,9 +376,10 @@ def test_a_delta_that_no_peer_holds_any_more_is_cut_again(folder):
         client.begin(3, rounds.state, {unit: [0, 1] for unit in stage.layout.ids}, member)
         reported += [(member, message) for message in sent]
     assert rounds.waits({0, 1}, 12)
-    assert reported == [(member, CutMissing(3, 10)) for member in (0, 1)]
+    units = [(unit, [0, 1]) for unit in stage.layout.ids]
+    assert reported == [(member, CutMissing(3, 10, units)) for member in (0, 1)]
     for member, message in reported:
-        rounds.lacks(member, message.sent, {0, 1})
+        rounds.lacks(member, message.sent, message.units)
     assert not rounds.waits({0, 1}, 12) and rounds.commit({0, 1}, 12).cut
 
 

@@ -2,6 +2,7 @@
 
 from recycle_pp.protocol.outer_rounds import OuterRounds
 from recycle_pp.wire.messages.islands import OuterState
+from recycle_pp.wire.messages.units import UnitId
 
 LIVE = {0, 1}
 
@@ -78,10 +79,12 @@ def test_a_new_generation_waits_for_the_reports_of_its_workers():
 def test_a_lost_delta_is_cut_again():
     rounds = OuterRounds(steps=10, delay=1, max_local=12)
     run(rounds, 12)
-    rounds.lacks(0, 9, {0})  # about an earlier delta, so it is ignored
-    rounds.lacks(0, 10, {0, 1})  # worker 1 still has the delta
+    first, second = UnitId(0, 0), UnitId(0, 1)
+    rounds.lacks(0, 9, [(first, [0])])  # about an earlier delta, so it is ignored
+    rounds.lacks(0, 10, [(first, [0, 1])])  # worker 1 still has the delta
+    rounds.lacks(1, 10, [(second, [0, 1])])  # but not that of another unit, which worker 0 has
     assert rounds.waits(LIVE, 12)
-    rounds.lacks(1, 10, {0, 1})
+    rounds.lacks(1, 10, [(first, [0, 1])])
     assert not rounds.waits(LIVE, 12)
     order = rounds.commit(LIVE, 12)
     assert order.cut and order.state.sent == 13
